@@ -1,0 +1,37 @@
+"""The errors of the package. Each message names the argument, what it got, what is allowed and what to do."""
+
+
+class DecompXError(Exception):
+    """Base of every error that this package raises on purpose."""
+
+
+class InputError(DecompXError, ValueError):
+    """An argument, a text, a tensor or a file that cannot be used as given."""
+
+
+class OptionError(InputError):
+    """An option, or a combination of options, that does not exist."""
+
+
+class BackendError(DecompXError, RuntimeError):
+    """A backend, device or engine that was named and cannot be used here, with the reason."""
+
+
+class PlanError(DecompXError, RuntimeError):
+    """A request that does not fit in the memory it may use, with the numbers and the ways out."""
+
+
+class ModelLoadError(DecompXError):
+    """A model that could not be found or loaded."""
+
+
+class UnsupportedModelError(DecompXError):
+    """A model that cannot be explained exactly; names the architecture, module or layer, and the gap if one was measured."""
+
+
+class NumericalError(DecompXError, ArithmeticError):
+    """NaN or infinity in a model's weights, hidden states or logits."""
+
+
+class OutputError(DecompXError, OSError):
+    """A result that could not be written."""
