@@ -1,0 +1,43 @@
+"""What an engine returns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class SiteShare:
+    """What the biases of one place add to each class, where a rule keeps them apart from the tokens.
+
+    Attributes:
+        layer: index of the layer, or -1 for the head.
+        place: such as ``"attention"``, ``"ln1"``, ``"ffn.in"``, ``"ffn.out"``, ``"ln2"``, ``"head.0"``.
+        value: ``[b, c]``.
+    """
+
+    layer: int
+    place: str
+    value: Tensor
+
+
+@dataclass(frozen=True)
+class Attribution:
+    """Scores of a batch of equally long inputs, for every class.
+
+    Attributes:
+        scores: ``[b, k, c]``, with a head; ``[b, k, 1]`` norms at the head's position without one.
+        bias_token: ``[b, c]``, the biases collected apart, or ``None`` where the rule shares them.
+        gap: ``[b]``, the largest difference between what the parts add up to and the true value: the model's logits
+            with a head, the hidden state without one. In the units of those.
+        stages: ``"name.layer"`` to ``[b, i, k]`` or ``[b, i, k, d]`` (``pooler``: ``[b, k]`` or ``[b, k, d]``).
+        sites: bias shares by place, summing with the scores to the logits; ``None`` where the engine does not tell.
+    """
+
+    scores: Tensor
+    bias_token: Tensor | None
+    gap: Tensor
+    stages: Mapping[str, Tensor] = field(default_factory=dict)
+    sites: tuple[SiteShare, ...] | None = None

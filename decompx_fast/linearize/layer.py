@@ -1,0 +1,272 @@
+"""A Transformer on one input, linearised: plain dataclasses of tensors.
+
+With its attention weights, norm statistics and activation slopes frozen, every component is affine. What is here is
+what the engines need of a model and nothing else: weights by reference, and the constants of this input. A layer is a
+list of sublayers ``x <- post_norm(x + out_norm(op(pre_norm(x))))``, which post-norm (BERT), pre-norm (GPT-2), RMSNorm
+(Llama), norms around the branch (Gemma), parallel attention and MLP, gated MLPs, grouped-query, causal and windowed
+attention all are.
+
+Weights are stored for row vectors, ``y = x W + b``: a view of what the model holds, never a copy in the same dtype.
+
+Axes: ``b`` batch, ``i`` target position, ``j`` attended position, ``d`` hidden, ``f`` FFN, ``h`` head, ``g`` key-value
+head, ``v`` head size, ``c`` class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ..activations import get_activation
+
+
+@dataclass(frozen=True)
+class Norm:
+    """A LayerNorm or RMSNorm with its statistics frozen: ``(x - mean_d(x)) / std * weight + bias``.
+
+    Attributes:
+        std: ``[b, i]``, ``sqrt(var + eps)`` of the true state at each position (RMS: ``sqrt(mean(x^2) + eps)``).
+        weight: ``[d]`` or ``None`` for ones.
+        bias: ``[d]`` or ``None``.
+        centre: whether the mean over ``d`` is subtracted (False: RMSNorm).
+    """
+
+    std: Tensor
+    weight: Tensor | None
+    bias: Tensor | None
+    centre: bool = True
+
+    def linear(self, x: Tensor) -> Tensor:
+        """The linear part, without the bias; ``x`` is ``[b, i, d]`` or ``[b, i, k, d]``."""
+        if self.centre:
+            x = x - x.mean(-1, keepdim=True)
+        std = self.std[(...,) + (None,) * (x.ndim - 2)]
+        x = x / std
+        return x if self.weight is None else x * self.weight
+
+
+@dataclass(frozen=True)
+class AttentionPattern:
+    """Attention weights by what they are computed from, so that no ``N x N`` matrix need exist.
+
+    ``alpha[h,i,j] = softmax_j(scale * query[h,i] . key[g(h),j] + bias[h,i,j])`` over the ``j`` that ``causal`` and
+    ``window`` allow; head ``h`` reads key-value head ``g(h) = h // (H / G)``.
+
+    Attributes:
+        query: ``[b, h, i, v]``, rotary positions applied.
+        key: ``[b, g, j, v]``.
+        scale: the factor of the logits.
+        causal: whether position ``i`` attends ``j <= i`` only.
+        window: if given, position ``i`` attends ``j`` with ``|i - j| < window`` only.
+        bias: additive logits, broadcastable to ``[b, h, i, j]``, or ``None``.
+    """
+
+    query: Tensor
+    key: Tensor
+    scale: float
+    causal: bool = False
+    window: int | None = None
+    bias: Tensor | None = None
+
+    def allowed(self, rows: slice = slice(None)) -> Tensor | None:
+        """``[i, j]`` True where position ``i`` of ``rows`` may attend ``j``; ``None`` where all may."""
+        if not self.causal and self.window is None:
+            return None
+        i = torch.arange(self.query.shape[2], device=self.query.device)[rows, None]
+        j = torch.arange(self.key.shape[2], device=self.key.device)[None, :]
+        allowed = j <= i if self.causal else torch.ones_like(i + j, dtype=torch.bool)
+        return allowed if self.window is None else allowed & ((i - j).abs() < self.window)
+
+    def weights(self, rows: slice = slice(None)) -> Tensor:
+        """The attention weights ``alpha`` of some target positions, ``[b, h, i, j]``, each row summing to 1."""
+        key = self.key
+        if key.shape[1] != self.query.shape[1]:
+            key = key.repeat_interleave(self.query.shape[1] // key.shape[1], dim=1)
+        logits = (self.query[:, :, rows] * self.scale) @ key.transpose(-1, -2)  # [b, h, i, j]
+        if self.bias is not None:
+            logits = logits + (self.bias[..., rows, :] if self.bias.shape[-2] != 1 else self.bias)
+        allowed = self.allowed(rows)
+        if allowed is not None:
+            logits = logits.masked_fill(~allowed, float("-inf"))
+        return logits.softmax(-1)
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Attention as a linear map of the values: ``sum_h sum_j alpha[h,i,j] (x[j] W_V^g(h) + b_V) W_O^h + b_O``.
+
+    Attributes:
+        pattern: where the attention weights come from.
+        w_value: ``[d, g v]``.
+        b_value: ``[g v]`` or ``None``.
+        w_out: ``[h v, d]``.
+        b_out: ``[d]`` or ``None``.
+        heads, kv_heads: ``H`` and ``G``.
+    """
+
+    pattern: AttentionPattern
+    w_value: Tensor
+    b_value: Tensor | None
+    w_out: Tensor
+    b_out: Tensor | None
+    heads: int
+    kv_heads: int
+
+    def expand_heads(self, values: Tensor) -> Tensor:
+        """Repeat ``[..., g, v]`` to ``[..., h, v]``."""
+        return values if self.heads == self.kv_heads else values.repeat_interleave(self.heads // self.kv_heads, dim=-2)
+
+    def bias(self) -> Tensor | None:
+        """``b_att = b_V W_O + b_O``, ``[d]``: attention weights sum to 1, so the value bias passes unchanged."""
+        if self.b_value is None:
+            return self.b_out
+        b_value = self.expand_heads(self.b_value.view(self.kv_heads, -1)).reshape(-1)
+        through = b_value @ self.w_out
+        return through if self.b_out is None else through + self.b_out
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The forward value, ``[b, i, d]``, from the normed state ``[b, j, d]``."""
+        values = x @ self.w_value if self.b_value is None else x @ self.w_value + self.b_value
+        values = self.expand_heads(values.unflatten(-1, (self.kv_heads, -1)))  # [b, j, h, v]
+        mixed = torch.einsum("bhij,bjhv->bihv", self.pattern.weights(), values).flatten(-2)
+        out = mixed @ self.w_out
+        return out if self.b_out is None else out + self.b_out
+
+
+@dataclass(frozen=True)
+class FeedForward:
+    """A feed-forward network with its activation's input known.
+
+    Plain: ``act(x W_1 + b_1) W_2 + b_2``. Gated: ``(act(x W_g + b_g) * (x W_1 + b_1)) W_2 + b_2``.
+
+    Attributes:
+        w_in, b_in: ``[d, f]``, ``[f]`` or ``None``.
+        w_out, b_out: ``[f, d]``, ``[d]`` or ``None``.
+        activation: a name of :mod:`decompx_fast.activations`.
+        preactivation: ``[b, i, f]``, the true input of the activation.
+        w_gate, b_gate: the gate's map, for a gated network.
+        value: ``[b, i, f]``, the true ``x W_1 + b_1`` that the gate multiplies; ``None`` without a gate.
+    """
+
+    w_in: Tensor
+    b_in: Tensor | None
+    w_out: Tensor
+    b_out: Tensor | None
+    activation: str
+    preactivation: Tensor
+    w_gate: Tensor | None = None
+    b_gate: Tensor | None = None
+    value: Tensor | None = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The forward value, ``[b, i, d]``; ``x`` is not read again, since the pre-activations are known."""
+        hidden = get_activation(self.activation)(self.preactivation)
+        if self.value is not None:
+            hidden = hidden * self.value
+        out = hidden @ self.w_out
+        return out if self.b_out is None else out + self.b_out
+
+
+@dataclass(frozen=True)
+class Sublayer:
+    """``x <- post_norm(x + out_norm(sum_op op(pre_norm(x))))``; each norm optional, several ops run in parallel."""
+
+    ops: tuple[Attention | FeedForward, ...]
+    pre_norm: Norm | None = None
+    out_norm: Norm | None = None
+    post_norm: Norm | None = None
+
+    @property
+    def has_attention(self) -> bool:
+        return any(isinstance(op, Attention) for op in self.ops)
+
+
+@dataclass(frozen=True)
+class LinearizedLayer:
+    """One layer on one input.
+
+    Attributes:
+        index: from 0.
+        sublayers: in order.
+        input, output: ``[b, i, d]``, the true states before and after.
+    """
+
+    index: int
+    sublayers: tuple[Sublayer, ...]
+    input: Tensor
+    output: Tensor
+
+
+@dataclass(frozen=True)
+class HeadStep:
+    """One linear map of a head, with the activation after it: ``act(x W + b)``.
+
+    Attributes:
+        weight: ``[d, c]``.
+        bias: ``[c]`` or ``None``.
+        activation: a name, or ``None``.
+        preactivation: ``[b, c]``, the true ``x W + b``.
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+    activation: str | None
+    preactivation: Tensor
+
+    @property
+    def output(self) -> Tensor:
+        """The true output, ``[b, c]``."""
+        return self.preactivation if self.activation is None else get_activation(self.activation)(self.preactivation)
+
+
+@dataclass(frozen=True)
+class Head:
+    """A classification head that reads one position.
+
+    Attributes:
+        position: the position it reads.
+        steps: in order; the last yields the logits.
+    """
+
+    position: int
+    steps: tuple[HeadStep, ...]
+
+    @property
+    def logits(self) -> Tensor:
+        """``[b, c]``, as recomputed here."""
+        return self.steps[-1].output
+
+
+class Linearization(Protocol):
+    """A model on one batch of equally long inputs without padding, as a stream of linearised layers.
+
+    Attributes:
+        embedding: ``[b, i, d]``, the output of the embedding block: what the sources are parts of.
+        logits: ``[b, c]``, as the user's model gave them, in the dtype of the computation.
+        num_layers: how many layers :meth:`layers` yields.
+    """
+
+    @property
+    def embedding(self) -> Tensor: ...
+
+    @property
+    def logits(self) -> Tensor: ...
+
+    @property
+    def num_layers(self) -> int: ...
+
+    def layers(self) -> Iterator[LinearizedLayer]:
+        """Yield the layers in order; each is checked against the model's own hidden state."""
+        ...
+
+    def layer(self, index: int, x: Tensor) -> LinearizedLayer:
+        """The layer ``index`` on the state ``x`` ``[b, i, d]``, unchecked: for engines that come back to a layer."""
+        ...
+
+    def head(self, x: Tensor) -> Head:
+        """The head on the last layer's output ``x`` ``[b, i, d]``, checked against the model's logits."""
+        ...
