@@ -1,0 +1,46 @@
+"""Exact decomposition of a Transformer's predictions into what each source token contributed (DecompX).
+
+The public names are loaded on first use: importing the package loads neither torch, triton nor transformers.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .config import DecompXConfig
+    from .errors import DecompXError, UnsupportedModelError
+    from .explainer import DecompX
+    from .explanation import Explanation
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "DecompX",
+    "DecompXConfig",
+    "DecompXError",
+    "Explanation",
+    "UnsupportedModelError",
+    "__version__",
+]
+
+_MODULE_OF = {
+    "DecompX": "explainer",
+    "DecompXConfig": "config",
+    "DecompXError": "errors",
+    "Explanation": "explanation",
+    "UnsupportedModelError": "errors",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f".{_MODULE_OF[name]}", __name__), name)
+    globals()[name] = value  # the next access does not come here
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_MODULE_OF})
