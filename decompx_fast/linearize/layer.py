@@ -19,9 +19,16 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..activations import get_activation
+
+#: How large a block of attention weights may be. Larger blocks leave the cache of a CPU and gain nothing on a GPU.
+WORKSPACE_BYTES = 64 << 20
+
+#: Blocks of a narrow window are at least this high, so that there are not too many of them.
+MIN_BLOCK_ROWS = 64
 
 
 @dataclass(frozen=True)
@@ -62,7 +69,7 @@ class AttentionPattern:
         scale: the factor of the logits.
         causal: whether position ``i`` attends ``j <= i`` only.
         window: if given, position ``i`` attends ``j`` with ``|i - j| < window`` only.
-        bias: additive logits, broadcastable to ``[b, h, i, j]``, or ``None``.
+        bias: finite additive logits, broadcastable to ``[b, h, i, j]``, or ``None``.
     """
 
     query: Tensor
@@ -72,27 +79,83 @@ class AttentionPattern:
     window: int | None = None
     bias: Tensor | None = None
 
-    def allowed(self, rows: slice = slice(None)) -> Tensor | None:
-        """``[i, j]`` True where position ``i`` of ``rows`` may attend ``j``; ``None`` where all may."""
+    def allowed(self, rows: slice = slice(None), columns: slice = slice(None)) -> Tensor | None:
+        """``[i, j]`` True where position ``i`` of ``rows`` may attend ``j`` of ``columns``; ``None`` where all may."""
         if not self.causal and self.window is None:
             return None
         i = torch.arange(self.query.shape[2], device=self.query.device)[rows, None]
-        j = torch.arange(self.key.shape[2], device=self.key.device)[None, :]
+        j = torch.arange(self.key.shape[2], device=self.key.device)[None, columns]
         allowed = j <= i if self.causal else torch.ones_like(i + j, dtype=torch.bool)
         return allowed if self.window is None else allowed & ((i - j).abs() < self.window)
 
-    def weights(self, rows: slice = slice(None)) -> Tensor:
-        """The attention weights ``alpha`` of some target positions, ``[b, h, i, j]``, each row summing to 1."""
-        key = self.key
-        if key.shape[1] != self.query.shape[1]:
-            key = key.repeat_interleave(self.query.shape[1] // key.shape[1], dim=1)
+    def weights(self, rows: slice = slice(None), columns: slice = slice(None)) -> Tensor:
+        """The attention weights ``alpha`` of some target positions, ``[b, h, i, j]``, each row summing to 1.
+
+        Args:
+            rows: the target positions ``i``.
+            columns: the attended positions ``j``; must hold every one that ``rows`` attend (see :meth:`columns`).
+        """
+        key = self._repeat(self.key[:, :, columns])
         logits = (self.query[:, :, rows] * self.scale) @ key.transpose(-1, -2)  # [b, h, i, j]
         if self.bias is not None:
-            logits = logits + (self.bias[..., rows, :] if self.bias.shape[-2] != 1 else self.bias)
-        allowed = self.allowed(rows)
+            bias = self.bias if self.bias.shape[-2] == 1 else self.bias[..., rows, :]
+            logits = logits + (bias if bias.shape[-1] == 1 else bias[..., columns])
+        allowed = self.allowed(rows, columns)
         if allowed is not None:
             logits = logits.masked_fill(~allowed, float("-inf"))
         return logits.softmax(-1)
+
+    def columns(self, rows: slice) -> slice:
+        """The narrowest range of positions that holds all that ``rows`` (a slice with a start and a stop) attend."""
+        n = self.key.shape[2]
+        window = n if self.window is None else self.window
+        first = max(rows.start - window + 1, 0)
+        last = rows.stop - 1 if self.causal else rows.stop - 1 + window - 1
+        return slice(first, min(last + 1, n))
+
+    def blocks(self, rows: slice = slice(None)) -> Iterator[tuple[slice, slice, Tensor]]:
+        """The attention weights of ``rows`` in blocks of at most :data:`WORKSPACE_BYTES` (but a row at the least).
+
+        Yields:
+            ``(rows, columns, alpha)``: ``alpha`` of these rows and columns, ``[b, h, i, j]``; in every other column
+            it is 0.
+        """
+        start, stop, _ = rows.indices(self.query.shape[2])
+        b, heads, most, _ = self.query.shape
+        width = self.key.shape[2]
+        if self.window is not None:
+            # Blocks as high as the window is wide: few, and little of each is masked.
+            most = max(self.window, MIN_BLOCK_ROWS)
+            width = min(most + 2 * self.window, width)
+        step = max(min(WORKSPACE_BYTES // (b * heads * width * self.query.element_size()), most), 1)
+        for first in range(start, stop, step):
+            block = slice(first, min(first + step, stop))
+            columns = self.columns(block)
+            yield block, columns, self.weights(block, columns)
+
+    def mix(self, values: Tensor) -> Tensor:
+        """``sum_j alpha[h,i,j] values[j,g(h)]``, in memory linear in the number of positions.
+
+        Args:
+            values: ``[b, j, g, v]``.
+
+        Returns:
+            ``[b, i, h, v]``.
+        """
+        values = self._repeat(values.transpose(1, 2))  # [b, h, j, v]
+        if self.window is None and (self.bias is None or not self.causal):
+            key = self._repeat(self.key)
+            mixed = F.scaled_dot_product_attention(
+                self.query, key, values, attn_mask=self.bias, is_causal=self.causal, scale=self.scale
+            )
+        else:
+            mixed = torch.cat([alpha @ values[:, :, columns] for _, columns, alpha in self.blocks()], dim=2)
+        return mixed.transpose(1, 2)
+
+    def _repeat(self, x: Tensor) -> Tensor:
+        """Repeat ``[b, g, ...]`` to ``[b, h, ...]``."""
+        heads, kv_heads = self.query.shape[1], self.key.shape[1]
+        return x if heads == kv_heads else x.repeat_interleave(heads // kv_heads, dim=1)
 
 
 @dataclass(frozen=True)
@@ -131,8 +194,7 @@ class Attention:
     def __call__(self, x: Tensor) -> Tensor:
         """The forward value, ``[b, i, d]``, from the normed state ``[b, j, d]``."""
         values = x @ self.w_value if self.b_value is None else x @ self.w_value + self.b_value
-        values = self.expand_heads(values.unflatten(-1, (self.kv_heads, -1)))  # [b, j, h, v]
-        mixed = torch.einsum("bhij,bjhv->bihv", self.pattern.weights(), values).flatten(-2)
+        mixed = self.pattern.mix(values.unflatten(-1, (self.kv_heads, -1))).flatten(-2)  # [b, i, h v]
         out = mixed @ self.w_out
         return out if self.b_out is None else out + self.b_out
 
