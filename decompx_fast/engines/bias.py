@@ -1,0 +1,77 @@
+"""Sharing a bias among the sources: the rules of the method, in plain PyTorch, for any shape."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def bias_shares(u: Tensor, bias: Tensor, rule: str) -> Tensor:
+    """The share of each source in a bias.
+
+    ``absdot``: ``|b . u[k]|``; ``abssim``: ``|cos(b, u[k])|``; ``norm``: ``|u[k]|``; ``equal``: 1 where ``u[k]`` is
+    not zero; ``cls``: 1 for the first source; ``dot``: ``b . u[k]``; each divided by its sum over the sources. Where
+    that sum is zero, the bias is shared equally among the sources whose vector is not zero, and if there are none,
+    among all.
+
+    Args:
+        u: ``[..., k, d]``, the vectors before the bias is added.
+        bias: ``[d]``, or ``[..., d]`` with the leading axes of ``u``.
+        rule: one of the six above.
+
+    Returns:
+        ``[..., k]``, summing to 1 over ``k``; float32 at least.
+
+    Source: DecompX (ACL 2023), section 3, "bias decomposition", and appendix.
+    """
+    wide = torch.promote_types(u.dtype, torch.float32)
+    weights = _weights(u.to(wide), bias.to(wide), rule)
+    total = weights.sum(-1, keepdim=True)
+    if bool((total == 0).any()):
+        nonzero = (u != 0).any(-1).to(weights.dtype)
+        nonzero = torch.where(nonzero.sum(-1, keepdim=True) == 0, torch.ones_like(nonzero), nonzero)
+        weights = torch.where(total == 0, nonzero, weights)
+        total = weights.sum(-1, keepdim=True)
+    return weights / total
+
+
+def _weights(u: Tensor, bias: Tensor, rule: str) -> Tensor:
+    if rule == "equal":
+        return (u != 0).any(-1).to(u.dtype)
+    if rule == "cls":
+        weights = torch.zeros_like(u[..., 0])
+        weights[..., 0] = 1
+        return weights
+    if rule == "norm":
+        return u.norm(dim=-1)
+    dot = (u @ bias.unsqueeze(-1)).squeeze(-1)  # [..., k]
+    if rule == "dot":
+        return dot
+    if rule == "absdot":
+        return dot.abs()
+    if rule == "abssim":
+        # |b| is common to all sources and cancels; a zero vector has similarity 0.
+        norm = u.norm(dim=-1)
+        return torch.where(norm == 0, torch.zeros_like(norm), dot.abs() / torch.where(norm == 0, torch.ones_like(norm), norm))
+    raise ValueError(f"rule={rule!r} shares no bias")
+
+
+def add_bias(u: Tensor, bias: Tensor | None, rule: str, *, like: Tensor | None = None) -> Tensor:
+    """The vectors with a bias shared among them, ``u[k] + omega[k] b``, or given to the last source (``bias_token``).
+
+    Args:
+        u: ``[..., k, d]``.
+        bias: ``[d]`` or ``[..., d]``; ``None`` for no bias.
+        rule: any rule of the method; ``none`` leaves the bias out.
+        like: the vectors whose weights are used, if not ``u`` itself.
+
+    Returns:
+        A new tensor of the shape of ``u``.
+    """
+    if bias is None or rule == "none":
+        return u
+    bias = bias.to(u.dtype)
+    if rule == "bias_token":
+        return torch.cat([u[..., :-1, :], u[..., -1:, :] + bias.unsqueeze(-2)], dim=-2)
+    share = bias_shares(u if like is None else like, bias, rule)
+    return u + share.unsqueeze(-1).to(u.dtype) * bias.unsqueeze(-2)

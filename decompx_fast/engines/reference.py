@@ -1,0 +1,260 @@
+"""The reference engine: the method equation by equation, in plain PyTorch. Slow and obvious; all else is tested on it.
+
+Every function takes the decomposed state ``X`` ``[b, i, k, d]``, where ``sum_k X[i,k]`` is the hidden state of position
+``i``, and returns the decomposed state after one component. Names follow DecompX (ACL 2023), equations 4 to 11.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..activations import get_activation, linear_piece
+from ..config import DecompXConfig
+from ..linearize.layer import Attention, FeedForward, Head, Linearization, LinearizedLayer, Norm, Sublayer
+from .attribution import Attribution
+from .bias import add_bias
+
+#: Numbers of the FFN hidden that may exist at once; positions are taken in blocks, since they do not mix there.
+FFN_BLOCK = 2**27
+
+
+def attribute(
+    linearization: Linearization,
+    config: DecompXConfig,
+    *,
+    dtype: torch.dtype | None = None,
+    sources: Tensor | None = None,
+) -> Attribution:
+    """Decompose the logits of a batch, component by component.
+
+    Args:
+        linearization: a model on one batch of equally long inputs.
+        config: every option is supported.
+        dtype: of the decomposed state; ``None`` for that of the linearisation. The constants (attention weights, norm
+            statistics, activation slopes) stay in the dtype of the linearisation.
+        sources: ``[b, i]`` int64, the source that each token belongs to, numbered from 0; ``None``: each is its own.
+
+    Returns:
+        Scores of every class, and the stages that were asked for.
+
+    Source: DecompX (ACL 2023), section 3; the authors' code for ``variant="released"``.
+    """
+    trace = _Trace(config)
+    dtype = dtype or linearization.embedding.dtype
+    vectors = config.aggregation == "vector"
+    x = _one_vector_per_source(linearization.embedding.to(dtype), sources)
+    if config.bias == "bias_token":
+        x = torch.cat([x, torch.zeros_like(x[:, :, :1])], dim=2)
+    rollout: Tensor | None = None
+    gap = torch.zeros(x.shape[0], dtype=torch.float64, device=x.device)
+    for layer in linearization.layers():
+        first = layer.index == 0 or not vectors
+        if not vectors:
+            x = _one_vector_per_source(layer.input.to(dtype), sources)
+        x = _layer(x, layer, config, trace, sources if sources is not None else _own(x), first=first)
+        trace.keep("encoder", layer.index, x)
+        if config.aggregation == "rollout":
+            norms = x.norm(dim=-1)
+            norms = norms / norms.sum(-1, keepdim=True) if config.normalizes_rows else norms
+            rollout = norms if rollout is None else norms @ rollout
+            trace.keep("aggregated", layer.index, rollout, is_norm=True)
+        elif vectors:
+            trace.keep("aggregated", layer.index, x)
+        if not vectors or layer.index == linearization.num_layers - 1:
+            gap = torch.maximum(gap, (x.sum(2) - layer.output).abs().amax((1, 2)).double())
+        last = layer
+    head = linearization.head(last.output)
+    if config.head:
+        return _attribute_head(x, head, linearization, config, trace)
+    matrix = x.norm(dim=-1) if rollout is None else rollout
+    return Attribution(matrix[:, head.position, :, None], None, gap, trace.stages)
+
+
+class _Trace:
+    """Keeps the stages that were asked for, in the form that was asked for."""
+
+    def __init__(self, config: DecompXConfig) -> None:
+        self.config = config
+        self.stages: dict[str, Tensor] = {}
+
+    def keep(self, stage: str, layer: int, x: Tensor, *, is_norm: bool = False) -> None:
+        if stage not in self.config.stages:
+            return
+        if is_norm or self.config.stage_output == "vector":
+            value = x.clone()
+        elif self.config.stage_output == "norm":
+            value = x.norm(dim=-1)
+        else:
+            value = _proximity(x, over="target" if self.config.variant == "released" and x.ndim == 4 else "source")
+        self.stages[f"{stage}.{layer}"] = value
+
+
+def _proximity(x: Tensor, over: str) -> Tensor:
+    """``max(0, |y|_1 - |y - x[k]|_1)`` with ``y = sum_k x[k]``, normalised over the sources.
+
+    The released code normalises over the target positions instead. Source: ALTI (EMNLP 2022), equations 7 and 8.
+    """
+    y = x.sum(-2, keepdim=True)
+    near = (y.norm(p=1, dim=-1) - (y - x).norm(p=1, dim=-1)).clamp_min(0)  # [b, i, k]
+    total = near.sum(-2 if over == "target" else -1, keepdim=True)
+    return near / torch.where(total == 0, torch.ones_like(total), total)
+
+
+def _own(x: Tensor) -> Tensor:
+    return torch.arange(x.shape[1], device=x.device).expand(x.shape[0], -1)
+
+
+def _membership(sources: Tensor, n_sources: int, dtype: torch.dtype) -> Tensor:
+    """``[b, j, k]``, 1 where token ``j`` belongs to source ``k``."""
+    return torch.nn.functional.one_hot(sources, n_sources).to(dtype)
+
+
+def _one_vector_per_source(x: Tensor, sources: Tensor | None) -> Tensor:
+    """``X[i,k] = x[i]`` where token ``i`` belongs to source ``k``, else 0; ``[b, i, d]`` to ``[b, i, k, d]``."""
+    n_sources = x.shape[1] if sources is None else int(sources.max()) + 1
+    member = _membership(_own(x) if sources is None else sources, n_sources, x.dtype)
+    return member.unsqueeze(-1) * x.unsqueeze(2)
+
+
+def _layer(
+    x: Tensor, layer: LinearizedLayer, config: DecompXConfig, trace: _Trace, sources: Tensor, *, first: bool
+) -> Tensor:
+    for sublayer in layer.sublayers:
+        stages = ("attention", "res1", "ln1") if sublayer.has_attention else ("ffn", "res2", None)
+        x = _sublayer(x, sublayer, config, trace, sources, layer.index, stages, first=first)
+    return x
+
+
+def _sublayer(
+    x: Tensor,
+    sublayer: Sublayer,
+    config: DecompXConfig,
+    trace: _Trace,
+    sources: Tensor,
+    index: int,
+    stages: tuple[str, str, str | None],
+    *,
+    first: bool,
+) -> Tensor:
+    """``X <- post_norm(X + out_norm(op(pre_norm(X))))``, equations 5 to 11."""
+    with_norm = config.ln1 if sublayer.has_attention else config.ln2
+    ops = [op for op in sublayer.ops if config.ffn or isinstance(op, Attention)]
+    u = _norm(x, sublayer.pre_norm, config) if with_norm else x
+    branch, late_bias = torch.zeros_like(x), None
+    for op in ops:
+        if isinstance(op, FeedForward):
+            branch = branch + _feed_forward(u, op, config)
+            continue
+        z, bias = _attention(u, op, config, sources, first=first)
+        if config.variant == "paper":
+            z = add_bias(z, bias, config.bias)
+        else:
+            late_bias = bias
+        branch = branch + z
+    if ops:
+        trace.keep(stages[0], index, branch)
+    if sublayer.out_norm is not None and with_norm:
+        branch, late_bias = _norm(add_bias(branch, late_bias, config.bias), sublayer.out_norm, config), None
+    r = add_bias(x + branch, late_bias, config.bias)
+    trace.keep(stages[1], index, r)
+    y = _norm(r, sublayer.post_norm, config) if with_norm else r
+    if stages[2] is not None:
+        trace.keep(stages[2], index, y)
+    return y
+
+
+def _attention(
+    x: Tensor, op: Attention, config: DecompXConfig, sources: Tensor, *, first: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Equation 4: ``Z[i,k] = sum_h sum_j alpha[h,i,j] X[j,k] W_V^h W_O^h``, and the bias that is still to be shared.
+
+    In the first layer of the released code the value bias rides inside the value vectors of its own token.
+    """
+    values = x @ op.w_value.to(x.dtype)  # [b, j, k, (g v)]
+    bias = op.bias()
+    if config.variant == "released" and first and op.b_value is not None:
+        member = _membership(sources, x.shape[2], x.dtype)
+        values = values + member.unsqueeze(-1) * op.b_value.to(x.dtype)
+        bias = op.b_out
+    values = op.expand_heads(values.unflatten(-1, (op.kv_heads, -1)))  # [b, j, k, h, v]
+    alpha = op.pattern.weights().to(x.dtype)
+    mixed = torch.einsum("bhij,bjkhv->bikhv", alpha, values).flatten(-2)
+    return mixed @ op.w_out.to(x.dtype), bias
+
+
+def _norm(x: Tensor, norm: Norm | None, config: DecompXConfig) -> Tensor:
+    """Equation 7: the linear part of a norm, then its bias shared."""
+    if norm is None:
+        return x
+    return add_bias(norm.linear(x).to(x.dtype), norm.bias, config.bias)
+
+
+def _feed_forward(x: Tensor, op: FeedForward, config: DecompXConfig) -> Tensor:
+    """Equations 8 to 10, in blocks of positions."""
+    rows = max(1, FFN_BLOCK // (x.shape[0] * x.shape[2] * op.w_in.shape[1]))
+    blocks = [
+        _feed_forward_rows(x[:, start : start + rows], op, config, slice(start, start + rows))
+        for start in range(0, x.shape[1], rows)
+    ]
+    return torch.cat(blocks, dim=1)
+
+
+def _feed_forward_rows(x: Tensor, op: FeedForward, config: DecompXConfig, rows: slice) -> Tensor:
+    zeta = op.preactivation[:, rows]
+    slope, intercept = linear_piece(get_activation(op.activation), zeta, config.activation)
+    a = add_bias(x @ op.w_in.to(x.dtype), op.b_in, config.bias)  # [b, i, k, f]
+    if op.value is None:
+        a = _apply_line(a, slope, intercept, config.bias)
+    else:
+        a = _gated(x, a, op, config, rows, slope, intercept)
+    return add_bias(a @ op.w_out.to(x.dtype), op.b_out, config.bias)
+
+
+def _gated(
+    x: Tensor,
+    value: Tensor,
+    op: FeedForward,
+    config: DecompXConfig,
+    rows: slice,
+    slope: Tensor,
+    intercept: Tensor | None,
+) -> Tensor:
+    """``act(g) * u`` with ``act(g)`` frozen (``gate="value"``), or half of the product through each factor."""
+    frozen_gate = get_activation(op.activation)(op.preactivation[:, rows])
+    through_value = _apply_line(value, frozen_gate, None, config.bias)
+    if config.gate == "value":
+        return through_value
+    frozen_value = op.value[:, rows]
+    g = add_bias(x @ op.w_gate.to(x.dtype), op.b_gate, config.bias)
+    intercept = None if intercept is None else intercept * frozen_value
+    through_gate = _apply_line(g, slope * frozen_value, intercept, config.bias)
+    return 0.5 * (through_value + through_gate)
+
+
+def _apply_line(a: Tensor, slope: Tensor, intercept: Tensor | None, rule: str) -> Tensor:
+    """``slope * a[k]`` plus the intercept shared like a bias; ``slope`` and ``intercept`` lack the source axis."""
+    return add_bias(a * slope.unsqueeze(-2).to(a.dtype), intercept, rule)
+
+
+def _attribute_head(
+    x: Tensor, head: Head, linearization: Linearization, config: DecompXConfig, trace: _Trace
+) -> Attribution:
+    """The pooled position's vectors through the head, in float32 at least: ``[b, k, d]`` to scores ``[b, k, c]``."""
+    rows = x[:, head.position].to(torch.promote_types(x.dtype, torch.float32))
+    for n, step in enumerate(head.steps):
+        rows = add_bias(rows @ step.weight.to(rows.dtype), step.bias, config.bias)
+        if step.activation is not None:
+            approximation = config.tanh if step.activation == "tanh" else config.activation
+            slope, intercept = linear_piece(get_activation(step.activation), step.preactivation, approximation)
+            rows = _apply_line(rows, slope, intercept, config.bias)
+        if n == 0:
+            trace.keep("pooler", linearization.num_layers - 1, rows)
+    scores, bias_token = rows, None
+    if config.bias == "bias_token":
+        scores, bias_token = rows[:, :-1], rows[:, -1]
+        if config.bias_token_split is not None:
+            scores, bias_token = add_bias(scores, bias_token, config.bias_token_split), None
+    total = scores.sum(1) if bias_token is None else scores.sum(1) + bias_token
+    gap = (total - linearization.logits).abs().amax(-1).double()
+    return Attribution(scores, bias_token, gap, trace.stages)

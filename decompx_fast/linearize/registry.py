@@ -1,0 +1,266 @@
+"""From a Hugging Face model and its inputs to a stream of linearised layers, checked against the model itself.
+
+The user's model runs once, in eval mode, and is left as it was. Its hidden states are what every recomputed layer is
+compared with: a layer that computes anything else than its specification says is refused, with the gap.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import InputError, NumericalError, UnsupportedModelError
+from . import bert
+from .evaluate import linearize_head, linearize_layer
+from .layer import Head, LinearizedLayer
+from .spec import ModelSpec
+
+FAMILIES: dict[str, Callable[[nn.Module], ModelSpec]] = {**bert.FAMILIES}
+
+#: Largest accepted gap between a recomputed state and the model's own, per position, relative to the norm of the state.
+#: The recomputation runs from the embeddings on, so it collects the rounding of all layers: about 1e-6 is usual in
+#: float32 and 2e-2 in bfloat16 for 12 layers; a wrong activation or a missing bias shows as 1e-4 at the least.
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 5e-5, torch.float16: 1e-2, torch.bfloat16: 8e-2}
+
+#: The same where float32 products run in TF32, which keeps 10 bits.
+TF32_TOLERANCE = 1e-2
+
+
+def supported_architectures() -> list[str]:
+    """The class names that can be explained."""
+    return sorted(FAMILIES)
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The module inside ``torch.compile``, data parallel and low-rank-adapter wrappers."""
+    while True:
+        if isinstance(getattr(model, "_orig_mod", None), nn.Module):
+            model = model._orig_mod
+        elif isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+            model = model.module
+        elif callable(getattr(model, "get_base_model", None)):
+            model = model.get_base_model()
+        else:
+            return model
+
+
+def find_family(model: nn.Module) -> Callable[[nn.Module], ModelSpec]:
+    """The function that describes this architecture.
+
+    Raises:
+        UnsupportedModelError: lists what is supported.
+    """
+    for cls in type(model).__mro__:
+        if cls.__name__ in FAMILIES:
+            return FAMILIES[cls.__name__]
+    raise UnsupportedModelError(
+        f"{type(model).__name__} cannot be explained yet: supported are {', '.join(supported_architectures())}"
+    )
+
+
+def describe(model: nn.Module) -> ModelSpec:
+    """The model's parts as data: views on its weights, read anew at each call, so that nothing goes stale.
+
+    Args:
+        model: an unwrapped model in eval mode.
+
+    Raises:
+        UnsupportedModelError: if the architecture or one of its modules is not supported.
+    """
+    family = find_family(model)
+    try:
+        return family(model)
+    except AttributeError as error:
+        raise UnsupportedModelError(
+            f"this {type(model).__name__} has not the parts of its architecture ({error}): it cannot be explained exactly"
+        ) from error
+
+
+@contextmanager
+def undisturbed(model: nn.Module) -> Iterator[None]:
+    """Eval mode and no compiled code inside; every module's mode restored afterwards, whatever happens."""
+    training = [module for module in model.modules() if module.training]
+    try:
+        for module in training:
+            module.training = False
+        with torch.compiler.set_stance("force_eager"):
+            yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+@dataclass(frozen=True)
+class ModelRun:
+    """What the user's model computed: ``states[0]`` is the embedding, ``states[n + 1]`` the output of layer ``n``."""
+
+    states: list[Tensor]
+    logits: Tensor
+
+
+def run_model(model: nn.Module, layer_modules: tuple[nn.Module, ...], inputs: Mapping[str, Tensor]) -> ModelRun:
+    """Run the model once and keep its hidden states, through hooks that live for this call in this thread only."""
+    states: list[Tensor | None] = [None] * (len(layer_modules) + 1)
+    thread = threading.get_ident()
+
+    def keep_input(_module, args, kwargs):
+        if threading.get_ident() == thread:
+            states[0] = args[0] if args else kwargs["hidden_states"]
+
+    def keep_output(n: int):
+        def hook(_module, _args, output):
+            if threading.get_ident() == thread:
+                states[n + 1] = output[0] if isinstance(output, tuple) else output
+
+        return hook
+
+    with ExitStack() as hooks:
+        hooks.callback(layer_modules[0].register_forward_pre_hook(keep_input, with_kwargs=True).remove)
+        for n, module in enumerate(layer_modules):
+            hooks.callback(module.register_forward_hook(keep_output(n)).remove)
+        # `forward`, not `__call__`: a model compiled in place would run its compiled code.
+        logits = model.forward(**inputs, return_dict=True).logits
+    missing = [n - 1 for n, state in enumerate(states) if state is None]
+    if missing:
+        raise UnsupportedModelError(f"layers {missing} of this {type(model).__name__} were not run in its forward pass")
+    return ModelRun([state for state in states if state is not None], logits)
+
+
+class HuggingFaceLinearization:
+    """A model on one batch of equally long inputs without padding, as a stream of linearised layers.
+
+    Satisfies :class:`decompx_fast.linearize.layer.Linearization`.
+
+    Attributes:
+        embedding: ``[b, i, d]``, the output of the embedding block, in the dtype of the computation.
+        logits: ``[b, c]``, the model's own.
+        num_layers: number of layers.
+        max_gap: the largest gap seen so far between a recomputed state and the model's own, relative.
+    """
+
+    def __init__(self, spec: ModelSpec, run: ModelRun, dtype: torch.dtype) -> None:
+        self._spec = spec
+        self._run = run
+        self._dtype = dtype
+        self.embedding = run.states[0].to(dtype)
+        self.logits = run.logits.to(dtype)
+        self.num_layers = len(spec.layers)
+        self.max_gap = 0.0
+
+    def layers(self) -> Iterator[LinearizedLayer]:
+        """Yield the layers in order; each is checked against the model's own hidden state.
+
+        Raises:
+            UnsupportedModelError: names the layer and the gap.
+        """
+        x = self.embedding
+        for index in range(self.num_layers):
+            layer = self.layer(index, x)
+            self._check(layer.output, self._run.states[index + 1], f"layer {index}")
+            yield layer
+            x = layer.output
+
+    def layer(self, index: int, x: Tensor) -> LinearizedLayer:
+        """The layer ``index`` on the state ``x`` ``[b, i, d]``, unchecked."""
+        return linearize_layer(self._spec.layers[index], index, x)
+
+    def head(self, x: Tensor) -> Head:
+        """The head on the last layer's output ``x`` ``[b, i, d]``, checked against the model's logits."""
+        head = linearize_head(self._spec.head, self._spec.head_position, x)
+        # Logits can cancel to nearly nothing, so their gap is measured against the vector they are read from.
+        step = head.steps[-1]
+        size = step.weight.norm(dim=0).max() * (x[:, head.position] if len(head.steps) == 1 else head.steps[-2].output).norm(dim=-1)
+        self._check(head.logits, self._run.logits, "the head", size)
+        return head
+
+    def _check(self, ours: Tensor, theirs: Tensor, where: str, size: Tensor | None = None) -> None:
+        theirs = theirs.to(ours.dtype)
+        size = theirs.norm(dim=-1) if size is None else size
+        gap = ((ours - theirs).norm(dim=-1) / size.clamp_min(torch.finfo(ours.dtype).tiny)).max().item()
+        tolerance = self._tolerance()
+        if not gap <= tolerance:
+            raise UnsupportedModelError(
+                f"{where} does not compute what its architecture says: recomputed from its weights it differs by "
+                f"{gap:.1e} of its size (accepted: {tolerance:.0e} in {self._run.logits.dtype}). A module was probably "
+                "replaced, hooked or patched; this model cannot be explained exactly, so it is refused"
+            )
+        self.max_gap = max(self.max_gap, gap)
+
+    def _tolerance(self) -> float:
+        dtypes = (self._run.states[0].dtype, self._dtype)
+        tolerance = max(TOLERANCE[dtype] for dtype in dtypes)
+        tf32 = self.embedding.is_cuda and torch.get_float32_matmul_precision() != "highest"
+        return max(tolerance, TF32_TOLERANCE) if tf32 and torch.float32 in dtypes else tolerance
+
+
+def linearize(model: nn.Module, inputs: Mapping[str, Tensor], *, dtype: torch.dtype | None = None) -> HuggingFaceLinearization:
+    """Run the model on a batch without padding and describe it as linearised layers.
+
+    The model may be in train or eval mode, on any device, in any floating dtype, compiled or wrapped; it is run in
+    eval mode and left as it was.
+
+    Args:
+        model: a supported Hugging Face classifier (see :func:`supported_architectures`).
+        inputs: what its ``forward`` takes: ``input_ids`` ``[b, i]`` and perhaps ``token_type_ids``,
+            ``position_ids``; equally long, no padding, on the model's device.
+        dtype: in which the constants are computed: float64 or float32. ``None``: float64 for a float64 model, float32
+            for all others.
+
+    Returns:
+        The linearisation; its layers are computed and checked as they are iterated.
+
+    Raises:
+        UnsupportedModelError: for an architecture, a module or a layer that is not what it should be.
+        NumericalError: for NaN or infinity in the weights or in the outputs.
+        InputError: if the inputs are on another device than the model.
+    """
+    model = unwrap(model)
+    find_family(model)
+    device = _only_device(model)
+    for name, tensor in inputs.items():
+        if tensor.device != device:
+            raise InputError(
+                f"{name} is on {tensor.device} and the model on {device}: move one of them, for example "
+                f"{name}.to({str(device)!r})"
+            )
+    with torch.inference_mode(False), torch.no_grad(), undisturbed(model):
+        spec = describe(model)
+        run = run_model(model, spec.layer_modules, inputs)
+        if run.states[0].dtype not in TOLERANCE:
+            raise UnsupportedModelError(f"the model computes in {run.states[0].dtype}: use one of {list(TOLERANCE)}")
+        _check_finite(model, run)
+    if dtype is None:
+        dtype = torch.float64 if run.states[0].dtype == torch.float64 else torch.float32
+    if dtype not in (torch.float32, torch.float64):
+        raise InputError(f"dtype={dtype}: the linearisation is computed in torch.float32 or torch.float64")
+    return HuggingFaceLinearization(spec, run, dtype)
+
+
+def _only_device(model: nn.Module) -> torch.device:
+    devices = {parameter.device for parameter in model.parameters()}
+    if len(devices) != 1 or next(iter(devices)).type == "meta":
+        found = ", ".join(sorted(map(str, devices))) or "no parameters"
+        raise InputError(f"the model must be whole on one device, but its parameters are on: {found}. Load it without device_map")
+    return next(iter(devices))
+
+
+def _check_finite(model: nn.Module, run: ModelRun) -> None:
+    if math.isfinite(run.logits.double().abs().sum().item()):
+        return
+    for name, parameter in model.named_parameters():
+        if not torch.isfinite(parameter).all():
+            raise NumericalError(f"the weight {name!r} holds NaN or infinity: reload or repair the model")
+    names = ["the embedding", *(f"layer {n}" for n in range(len(run.states) - 1))]
+    for name, state in zip(names, run.states, strict=True):
+        if not torch.isfinite(state).all():
+            raise NumericalError(
+                f"the output of {name} holds NaN or infinity in {state.dtype}: load the model in a wider dtype, "
+                "for example torch.float32"
+            )
+    raise NumericalError(f"the logits hold NaN or infinity in {run.logits.dtype}: load the model in a wider dtype")

@@ -1,0 +1,181 @@
+"""A model's layers as data: which weights play which part. What a family's file has to say, and nothing about inputs.
+
+Weights are views on the user's parameters, in row-vector form ``y = x W + b``. :func:`affine` reads any module that
+computes such a map; everything else is refused by name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import UnsupportedModelError
+
+QUANTIZED_WORDS = ("quant", "8bit", "4bit", "int8", "int4", "gptq", "awq", "fp8", "marlin", "eetq", "hqq", "bitlinear")
+
+
+@dataclass(frozen=True)
+class Affine:
+    """``y = x W + b``: ``weight`` is ``[d_in, d_out]``, ``bias`` ``[d_out]`` or ``None``."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def to(self, dtype: torch.dtype) -> Affine:
+        """The same map in another dtype; the very same tensors where the dtype is already right."""
+        return Affine(self.weight.to(dtype), None if self.bias is None else self.bias.to(dtype))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x @ self.weight if self.bias is None else x @ self.weight + self.bias
+
+
+@dataclass(frozen=True)
+class NormSpec:
+    """A LayerNorm (``centre``) or RMSNorm: ``weight`` and ``bias`` are ``[d]`` or ``None``."""
+
+    weight: Tensor | None
+    bias: Tensor | None
+    eps: float
+    centre: bool = True
+
+
+@dataclass(frozen=True)
+class AttentionSpec:
+    """Self-attention: projections, the numbers of heads, and what restricts it."""
+
+    query: Affine
+    key: Affine
+    value: Affine
+    out: Affine
+    heads: int
+    kv_heads: int
+    scale: float
+    causal: bool = False
+    window: int | None = None
+
+
+@dataclass(frozen=True)
+class FeedForwardSpec:
+    """A feed-forward network; gated where ``gate`` is given."""
+
+    into: Affine
+    out: Affine
+    activation: str
+    gate: Affine | None = None
+
+
+@dataclass(frozen=True)
+class SublayerSpec:
+    """``x <- post_norm(x + out_norm(sum_op op(pre_norm(x))))``."""
+
+    ops: tuple[AttentionSpec | FeedForwardSpec, ...]
+    pre_norm: NormSpec | None = None
+    out_norm: NormSpec | None = None
+    post_norm: NormSpec | None = None
+
+
+LayerSpec = tuple[SublayerSpec, ...]
+
+
+@dataclass(frozen=True)
+class HeadStepSpec:
+    """One linear map of a classification head and the activation after it, if any."""
+
+    map: Affine
+    activation: str | None = None
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """A whole classifier as data.
+
+    Attributes:
+        layer_modules: the modules whose inputs and outputs are the hidden states, in order.
+        layers: what each of them computes.
+        head: the steps from the hidden state at ``head_position`` to the logits.
+        head_position: the position the head reads.
+        max_positions: how many positions the model has embeddings for.
+    """
+
+    layer_modules: tuple[nn.Module, ...]
+    layers: tuple[LayerSpec, ...]
+    head: tuple[HeadStepSpec, ...]
+    head_position: int
+    max_positions: int | None
+
+
+def layer_norm(module: nn.Module, name: str) -> NormSpec:
+    """The parameters of a LayerNorm module.
+
+    Raises:
+        UnsupportedModelError: if it is something else.
+    """
+    if not isinstance(module, nn.LayerNorm) or type(module).forward is not nn.LayerNorm.forward:
+        raise _unsupported(name, module, "a LayerNorm")
+    return NormSpec(_detached(module.weight), _detached(module.bias), module.eps)
+
+
+def affine(module: nn.Module, name: str, features: int) -> Affine:
+    """The map ``x W + b`` that a module computes on ``features`` inputs.
+
+    A plain ``nn.Linear`` gives views on its parameters. Any other module (a linear layer wrapped by a low-rank
+    adapter, say) is evaluated on the unit vectors, and accepted if it then proves to be affine.
+
+    Args:
+        module: in eval mode.
+        name: its path in the model, for messages.
+        features: how many inputs it takes.
+
+    Raises:
+        UnsupportedModelError: if its weights are quantised, or if it is not affine.
+    """
+    _refuse_quantized(module, name)
+    if isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward:
+        return Affine(module.weight.detach().t(), _detached(module.bias))
+    return _probe(module, name, features)
+
+
+def _detached(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.detach()
+
+
+def _refuse_quantized(module: nn.Module, name: str) -> None:
+    tensors = [*module.parameters(), *module.buffers()]
+    by_type = any(word in f"{type(m).__module__}.{type(m).__name__}".lower() for m in module.modules() for word in QUANTIZED_WORDS)
+    by_dtype = any(t.dtype in _PACKED or (t.is_floating_point() and t.element_size() < 2) for t in tensors)
+    if by_type or by_dtype:
+        dtypes = ", ".join(sorted({str(t.dtype) for t in tensors})) or "no plain tensors"
+        raise UnsupportedModelError(
+            f"the linear layer {name!r} is quantised ({type(module).__name__}, {dtypes}): its exact weights cannot be "
+            "read, so load the model in float32, float16 or bfloat16"
+        )
+
+
+_PACKED = (torch.int8, torch.uint8, torch.int16, torch.int32)
+
+
+def _probe(module: nn.Module, name: str, features: int) -> Affine:
+    reference = next(module.parameters(), None)
+    if reference is None:
+        raise _unsupported(name, module, "a linear layer")
+    unit = torch.eye(features, dtype=reference.dtype, device=reference.device)
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(4, features, generator=generator).to(unit)
+    try:
+        offset = module(torch.zeros_like(unit[:1]))
+        weight = module(unit) - offset
+        gap = ((x @ weight + offset - module(x)).abs().max() / module(x).abs().max().clamp_min(1e-30)).item()
+    except Exception as error:
+        raise _unsupported(name, module, "a linear layer") from error
+    if not gap < 64 * features**0.5 * torch.finfo(unit.dtype).eps:
+        raise _unsupported(name, module, f"a linear layer (it differs from one by {gap:.1e} of its size)")
+    return Affine(weight, offset[0])
+
+
+def _unsupported(name: str, module: nn.Module, wanted: str) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        f"the module {name!r} is a {type(module).__name__}, where {wanted} was expected: this model cannot be explained "
+        "exactly, so it is refused"
+    )
