@@ -1,6 +1,7 @@
 """The reference engine against the authors' code, for both models and all 22 option sets.
 
-Tolerance 1e-9: the released code adds 1e-12 to its denominators, ours divides exactly.
+Tolerance 1e-9, relative to the largest value of a tensor where that exceeds 1 (released rollout multiplies matrices
+that are not normalised): the released code adds 1e-12 to its denominators, ours divides exactly.
 Run with ``-s`` to see the table of largest errors.
 """
 
@@ -17,7 +18,14 @@ from decompx_fast.linearize.registry import linearize
 TOLERANCE = 1e-9
 
 #: The released names of stages, and ours.
-STAGES = {"attention": "attention", "res1": "res1", "LN1": "ln1", "FFN": "ffn", "res2": "res2", "encoder": "encoder"}
+STAGES = {
+    "attention": "attention",
+    "res1": "res1",
+    "LN1": "ln1",
+    "FFN": "ffn",
+    "res2": "res2",
+    "encoder": "encoder",
+}
 
 CASES = [(family, name) for family in golden.FAMILIES for name in golden.cases(family)]
 
@@ -31,7 +39,7 @@ def family(request):
 
 def gap(ours: torch.Tensor, theirs: torch.Tensor) -> float:
     assert ours.shape == theirs.shape
-    return (ours - theirs).abs().max().item()
+    return ((ours - theirs).abs().max() / theirs.abs().max().clamp_min(1)).item()
 
 
 def compare_stages(stages: dict, expected: dict, case: str, row: int, layers: int) -> dict[str, float]:
@@ -59,7 +67,9 @@ def compare_stages(stages: dict, expected: dict, case: str, row: int, layers: in
 def test_reference_matches_released_code(family, case):
     name, linearizations, expected = family
     options = golden.options(golden.cases(name)[case])
-    wanted = {key.split("/")[1].removeprefix("all.").split(".")[0] for key in expected if key.startswith(f"{case}/")}
+    wanted = {
+        key.split("/")[1].removeprefix("all.").split(".")[0] for key in expected if key.startswith(f"{case}/")
+    }
     stages = tuple(STAGES.get(stage, stage) for stage in sorted(wanted - {"logits", "classifier"}))
     both = any(key.startswith(f"{case}/aggregated.0.") for key in expected)
     config = DecompXConfig(**options, stages=stages, stage_output="vector" if both else "norm")
@@ -73,9 +83,8 @@ def test_reference_matches_released_code(family, case):
                 scores = torch.cat([scores, result.bias_token])
             theirs = expected[f"{case}/classifier"][row]
             n = result.scores.shape[1]
-            padding, theirs = theirs[n : 11], torch.cat([theirs[:n], theirs[11:]])
-            assert padding.abs().sum() == 0 or options.get("bias_token_split") or config.bias in ("cls", "equal")
-            found["classifier"] = gap(scores, theirs)
+            assert theirs[n:11].abs().sum() == 0, "padding has no score"
+            found["classifier"] = gap(scores, torch.cat([theirs[:n], theirs[11:]]))
         found |= compare_stages(result.stages, expected, case, row, linearization.num_layers)
         gaps = {key: max(value, gaps.get(key, 0.0)) for key, value in found.items()}
     compared = sum(key.startswith(f"{case}/") for key in expected)

@@ -52,7 +52,9 @@ def _weights(u: Tensor, bias: Tensor, rule: str) -> Tensor:
     if rule == "abssim":
         # |b| is common to all sources and cancels; a zero vector has similarity 0.
         norm = u.norm(dim=-1)
-        return torch.where(norm == 0, torch.zeros_like(norm), dot.abs() / torch.where(norm == 0, torch.ones_like(norm), norm))
+        return torch.where(
+            norm == 0, torch.zeros_like(norm), dot.abs() / torch.where(norm == 0, torch.ones_like(norm), norm)
+        )
     raise ValueError(f"rule={rule!r} shares no bias")
 
 

@@ -86,7 +86,9 @@ class _Trace:
         elif self.config.stage_output == "norm":
             value = x.norm(dim=-1)
         else:
-            value = _proximity(x, over="target" if self.config.variant == "released" and x.ndim == 4 else "source")
+            value = _proximity(
+                x, over="target" if self.config.variant == "released" and x.ndim == 4 else "source"
+            )
         self.stages[f"{stage}.{layer}"] = value
 
 
@@ -246,7 +248,9 @@ def _attribute_head(
         rows = add_bias(rows @ step.weight.to(rows.dtype), step.bias, config.bias)
         if step.activation is not None:
             approximation = config.tanh if step.activation == "tanh" else config.activation
-            slope, intercept = linear_piece(get_activation(step.activation), step.preactivation, approximation)
+            slope, intercept = linear_piece(
+                get_activation(step.activation), step.preactivation, approximation
+            )
             rows = _apply_line(rows, slope, intercept, config.bias)
         if n == 0:
             trace.keep("pooler", linearization.num_layers - 1, rows)

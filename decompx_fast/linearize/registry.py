@@ -104,7 +104,9 @@ class ModelRun:
     logits: Tensor
 
 
-def run_model(model: nn.Module, layer_modules: tuple[nn.Module, ...], inputs: Mapping[str, Tensor]) -> ModelRun:
+def run_model(
+    model: nn.Module, layer_modules: tuple[nn.Module, ...], inputs: Mapping[str, Tensor]
+) -> ModelRun:
     """Run the model once and keep its hidden states, through hooks that live for this call in this thread only."""
     states: list[Tensor | None] = [None] * (len(layer_modules) + 1)
     thread = threading.get_ident()
@@ -128,7 +130,9 @@ def run_model(model: nn.Module, layer_modules: tuple[nn.Module, ...], inputs: Ma
         logits = model.forward(**inputs, return_dict=True).logits
     missing = [n - 1 for n, state in enumerate(states) if state is None]
     if missing:
-        raise UnsupportedModelError(f"layers {missing} of this {type(model).__name__} were not run in its forward pass")
+        raise UnsupportedModelError(
+            f"layers {missing} of this {type(model).__name__} were not run in its forward pass"
+        )
     return ModelRun([state for state in states if state is not None], logits)
 
 
@@ -175,7 +179,9 @@ class HuggingFaceLinearization:
         head = linearize_head(self._spec.head, self._spec.head_position, x)
         # Logits can cancel to nearly nothing, so their gap is measured against the vector they are read from.
         step = head.steps[-1]
-        size = step.weight.norm(dim=0).max() * (x[:, head.position] if len(head.steps) == 1 else head.steps[-2].output).norm(dim=-1)
+        size = step.weight.norm(dim=0).max() * (
+            x[:, head.position] if len(head.steps) == 1 else head.steps[-2].output
+        ).norm(dim=-1)
         self._check(head.logits, self._run.logits, "the head", size)
         return head
 
@@ -199,7 +205,9 @@ class HuggingFaceLinearization:
         return max(tolerance, TF32_TOLERANCE) if tf32 and torch.float32 in dtypes else tolerance
 
 
-def linearize(model: nn.Module, inputs: Mapping[str, Tensor], *, dtype: torch.dtype | None = None) -> HuggingFaceLinearization:
+def linearize(
+    model: nn.Module, inputs: Mapping[str, Tensor], *, dtype: torch.dtype | None = None
+) -> HuggingFaceLinearization:
     """Run the model on a batch without padding and describe it as linearised layers.
 
     The model may be in train or eval mode, on any device, in any floating dtype, compiled or wrapped; it is run in
@@ -233,7 +241,9 @@ def linearize(model: nn.Module, inputs: Mapping[str, Tensor], *, dtype: torch.dt
         spec = describe(model)
         run = run_model(model, spec.layer_modules, inputs)
         if run.states[0].dtype not in TOLERANCE:
-            raise UnsupportedModelError(f"the model computes in {run.states[0].dtype}: use one of {list(TOLERANCE)}")
+            raise UnsupportedModelError(
+                f"the model computes in {run.states[0].dtype}: use one of {list(TOLERANCE)}"
+            )
         _check_finite(model, run)
     if dtype is None:
         dtype = torch.float64 if run.states[0].dtype == torch.float64 else torch.float32
@@ -246,7 +256,9 @@ def _only_device(model: nn.Module) -> torch.device:
     devices = {parameter.device for parameter in model.parameters()}
     if len(devices) != 1 or next(iter(devices)).type == "meta":
         found = ", ".join(sorted(map(str, devices))) or "no parameters"
-        raise InputError(f"the model must be whole on one device, but its parameters are on: {found}. Load it without device_map")
+        raise InputError(
+            f"the model must be whole on one device, but its parameters are on: {found}. Load it without device_map"
+        )
     return next(iter(devices))
 
 
@@ -263,4 +275,6 @@ def _check_finite(model: nn.Module, run: ModelRun) -> None:
                 f"the output of {name} holds NaN or infinity in {state.dtype}: load the model in a wider dtype, "
                 "for example torch.float32"
             )
-    raise NumericalError(f"the logits hold NaN or infinity in {run.logits.dtype}: load the model in a wider dtype")
+    raise NumericalError(
+        f"the logits hold NaN or infinity in {run.logits.dtype}: load the model in a wider dtype"
+    )

@@ -13,7 +13,20 @@ from torch import Tensor, nn
 
 from ..errors import UnsupportedModelError
 
-QUANTIZED_WORDS = ("quant", "8bit", "4bit", "int8", "int4", "gptq", "awq", "fp8", "marlin", "eetq", "hqq", "bitlinear")
+QUANTIZED_WORDS = (
+    "quant",
+    "8bit",
+    "4bit",
+    "int8",
+    "int4",
+    "gptq",
+    "awq",
+    "fp8",
+    "marlin",
+    "eetq",
+    "hqq",
+    "bitlinear",
+)
 
 
 @dataclass(frozen=True)
@@ -143,7 +156,11 @@ def _detached(tensor: Tensor | None) -> Tensor | None:
 
 def _refuse_quantized(module: nn.Module, name: str) -> None:
     tensors = [*module.parameters(), *module.buffers()]
-    by_type = any(word in f"{type(m).__module__}.{type(m).__name__}".lower() for m in module.modules() for word in QUANTIZED_WORDS)
+    by_type = any(
+        word in f"{type(m).__module__}.{type(m).__name__}".lower()
+        for m in module.modules()
+        for word in QUANTIZED_WORDS
+    )
     by_dtype = any(t.dtype in _PACKED or (t.is_floating_point() and t.element_size() < 2) for t in tensors)
     if by_type or by_dtype:
         dtypes = ", ".join(sorted({str(t.dtype) for t in tensors})) or "no plain tensors"
