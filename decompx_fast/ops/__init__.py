@@ -1,0 +1,37 @@
+"""Operations on the decomposed state ``[b, i, k, d]``: each checks its arguments and dispatches to a backend.
+
+They are ``torch.library`` custom ops (``decompx_fast::<op>``), usable without the rest of the package. Each
+has a twin in plain PyTorch, ``<op>_torch``, in the same file; Triton kernels are loaded on first use.
+"""
+
+from .activation import activation_
+from .bias_split import bias_split_
+from .functional_dots import MOST_FUNCTIONALS, functional_dots
+from .layernorm import layernorm_
+from .mixing import Precision, mixing
+from .position_apply import position_apply
+from .position_operator import FrozenNorm, fold_norm_in, fold_norm_out, position_operator
+from .registry import add_backend, backend_names, usable
+from .shares import RULES, Rule, bias_shares, vector_shares
+
+__all__ = [
+    "MOST_FUNCTIONALS",
+    "RULES",
+    "FrozenNorm",
+    "Precision",
+    "Rule",
+    "activation_",
+    "add_backend",
+    "backend_names",
+    "bias_shares",
+    "bias_split_",
+    "fold_norm_in",
+    "fold_norm_out",
+    "functional_dots",
+    "layernorm_",
+    "mixing",
+    "position_apply",
+    "position_operator",
+    "usable",
+    "vector_shares",
+]

@@ -1,0 +1,116 @@
+"""``layernorm_``: a LayerNorm or RMSNorm with frozen statistics on the decomposed state, in place."""
+
+import torch
+from torch import Tensor
+
+from ..errors import InputError
+from . import checks, registry
+from .shares import DOT_RULES, KERNEL_RULES, RULES, Rule, accumulation_dtype, vector_shares
+
+
+def layernorm_(
+    x: Tensor,
+    scale: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    centre: bool = True,
+    rule: Rule = "absdot",
+    dots: Tensor | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """Apply the linear part of a norm to every source's vector and share its bias, in place.
+
+    ``y[i,k] = (x[i,k] - mean_d(x[i,k])) / scale[i] * weight``, then ``x[i,k] <- y[i,k] + omega[i,k] bias``
+    with the shares of :func:`bias_split_` taken from ``y``.
+
+    Args:
+        x: ``[b, i, k, d]``, float32, float64, bfloat16 or float16; last axis contiguous, other strides free.
+        scale: ``[b, i]``, ``sqrt(var + eps)`` of the true state; float32 or float64, positive.
+        weight: ``[d]`` or ``None`` for ones; dtype of ``x`` or float32.
+        bias: ``[d]`` or ``None``; dtype of ``x`` or float32.
+        centre: whether the mean over ``d`` is subtracted (``False``: RMSNorm).
+        rule: as in :func:`bias_split_`; ``norm`` and ``abssim`` through the twin only.
+        dots: ``[b, i, k]``, ``y[i,k] . bias`` up to a positive factor common to the sources, if known already
+            (from the product that made ``x``); float32, or float64 with a float64 ``x``. For the rules
+            ``absdot`` and ``dot``. It saves one pass over the state.
+        backend: ``auto``, ``triton`` or ``torch``.
+
+    Returns:
+        ``x``.
+
+    Raises:
+        InputError: for a tensor that does not fit, an unknown rule, or ``dots`` with a rule that uses none.
+        BackendError: if the named backend cannot be used, with the reason.
+
+    Source: Modarressi et al., ACL 2023, section 3 (LayerNorm and AbsDot).
+    """
+    op = "layernorm_"
+    checks.state(op, "x", x)
+    checks.choice(op, "rule", rule, RULES)
+    b, i, k, d = x.shape
+    checks.shape(op, "scale", scale, [[b, i]], "b and i of `x`")
+    checks.dtype(op, "scale", scale, (torch.float32, torch.float64), "it is a statistic of the true state")
+    for name, vector in (("weight", weight), ("bias", bias)):
+        if vector is not None:
+            checks.shape(op, name, vector, [[d]], "d of `x`")
+            checks.per_position(op, name, vector, x)
+    if dots is not None:
+        if rule not in DOT_RULES or bias is None:
+            raise InputError(f"{op}: `dots` need a bias and rule 'absdot' or 'dot'; rule is {rule!r}")
+        checks.shape(op, "dots", dots, [[b, i, k]], "b, i and k of `x`")
+        checks.dtype(op, "dots", dots, (accumulation_dtype(x.dtype), torch.float32), "what sums are kept in")
+    checks.devices(op, x=x, scale=scale, weight=weight, bias=bias, dots=dots)
+    if x.numel():
+        _layernorm(x, scale, weight, bias, dots, centre, rule, backend)
+    return x
+
+
+def layernorm_torch(
+    x: Tensor,
+    scale: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    centre: bool = True,
+    rule: Rule = "absdot",
+    dots: Tensor | None = None,
+) -> None:
+    """The twin of :func:`layernorm_` in plain PyTorch; arguments as checked there."""
+    work = x.to(accumulation_dtype(x.dtype))  # `x` itself from float32 on
+    if centre:
+        work -= work.mean(-1, keepdim=True)
+    scale = scale.to(work.dtype)[:, :, None, None]
+    work *= scale.reciprocal() if weight is None else weight.to(work.dtype) / scale  # [b, i, 1, d]
+    if bias is not None and rule != "none":
+        shares = vector_shares(work, bias, rule=rule, dots=dots)
+        work.addcmul_(shares.unsqueeze(-1), bias.to(work.dtype))
+    if work is not x:
+        x.copy_(work)
+
+
+@torch.library.custom_op("decompx_fast::layernorm_", mutates_args=("x",))
+def _layernorm(
+    x: Tensor,
+    scale: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    dots: Tensor | None,
+    centre: bool,
+    rule: str,
+    backend: str,
+) -> None:
+    limit = registry.triton_dtype_limit(x.dtype) or registry.triton_rule_limit(rule, KERNEL_RULES)
+    compute = registry.select("layernorm_", backend, x.device, limits={"triton": limit})
+    compute(x, scale, weight, bias, centre=centre, rule=rule, dots=dots)
+
+
+_layernorm.register_fake(registry.writes_only)
+registry.implements("layernorm_", "torch")(layernorm_torch)
+
+
+@registry.implements("layernorm_", "triton")
+def _layernorm_triton(x: Tensor, scale: Tensor, *vectors: Tensor | None, **options: object) -> None:
+    from ..kernels.layernorm import layernorm
+
+    layernorm(x, scale, *vectors, **options)

@@ -1,0 +1,178 @@
+"""Which backends exist, where each can be used, and which function computes an op on it.
+
+A backend is a name, a probe that says whether it can be used on a device (and why not), and the device types
+on which ``backend="auto"`` prefers it. An op's file adds its own functions with :func:`implements`. So a new
+backend is one call of :func:`add_backend` and one function per op that it can do; no op changes.
+"""
+
+import functools
+import importlib.util
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+
+import torch
+
+from ..errors import BackendError
+
+Probe = Callable[[torch.device], tuple[bool, str]]
+
+# Triton decides when a kernel is decorated, so the value at import counts, not a later one.
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+OLDEST_TRITON = (3, 6)
+OLDEST_CAPABILITY = (8, 0)
+
+
+@dataclass(frozen=True)
+class _Backend:
+    probe: Probe
+    auto_on: tuple[str, ...]
+
+
+_backends: dict[str, _Backend] = {}
+_implementations: dict[tuple[str, str], Callable[..., None]] = {}
+
+
+def add_backend(name: str, probe: Probe, *, auto_on: Sequence[str] = ()) -> None:
+    """Make a backend known.
+
+    Args:
+        name: what users write in ``backend=``.
+        probe: tells for a device whether the backend can be used there, and the reason.
+        auto_on: device types (``"cpu"``, ``"cuda"``) on which ``"auto"`` prefers it to the backends known so
+            far.
+    """
+    _backends[name] = _Backend(probe, tuple(auto_on))
+
+
+def implements(op: str, backend: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Decorator: this function computes ``op`` on ``backend``."""
+
+    def add(function: Callable[..., None]) -> Callable[..., None]:
+        _implementations[op, backend] = function
+        return function
+
+    return add
+
+
+def backend_names() -> tuple[str, ...]:
+    """What ``backend=`` takes, ``"auto"`` first."""
+    return ("auto", *_backends)
+
+
+def usable(backend: str, device: torch.device | str) -> tuple[bool, str]:
+    """Whether ``backend`` can be used for tensors on ``device``, and the reason."""
+    if backend not in _backends:
+        return False, f"no such backend; known are {', '.join(_backends)}"
+    return _backends[backend].probe(torch.device(device))
+
+
+def select(
+    op: str, backend: str, device: torch.device, *, limits: Mapping[str, str | None] | None = None
+) -> Callable[..., None]:
+    """The function that computes ``op``: the named backend's or, for ``"auto"``, the first that can.
+
+    Args:
+        op: name of the op.
+        backend: ``"auto"`` or a backend's name.
+        device: where the tensors are.
+        limits: backend to the reason why it cannot do this call (``None``: it can).
+
+    Raises:
+        BackendError: if the named backend cannot be used, with the reason.
+    """
+    limits = limits or {}
+    if backend != "auto":
+        reason = _refusal(op, backend, device, limits)
+        if reason is not None:
+            raise BackendError(
+                f"{op}: backend={backend!r} cannot be used on {device}: {reason}. "
+                "Use backend='auto', or one that can be used"
+            )
+        return _implementations[op, backend]
+    preferred = [name for name in reversed(_backends) if device.type in _backends[name].auto_on]
+    for name in (*preferred, "torch"):
+        if _refusal(op, name, device, limits) is None:
+            return _implementations[op, name]
+    raise BackendError(f"{op}: no backend can do this call on {device}: {limits}")
+
+
+def _refusal(op: str, backend: str, device: torch.device, limits: Mapping[str, str | None]) -> str | None:
+    can, reason = usable(backend, device)
+    if not can:
+        return reason
+    if (op, backend) not in _implementations:
+        return f"it has no {op}"
+    return limits.get(backend)
+
+
+def writes_only(*args: object) -> None:
+    """The fake of an op that returns nothing and only writes to its arguments."""
+
+
+def triton_dtype_limit(dtype: torch.dtype) -> str | None:
+    """Why the Triton kernels cannot do this dtype, or ``None``."""
+    if dtype is torch.float64:
+        return "its kernels take float32, bfloat16 and float16, and the state is float64"
+    return None
+
+
+def triton_rule_limit(rule: str, rules: Sequence[str]) -> str | None:
+    """Why the Triton kernels cannot share by this rule, or ``None``."""
+    if rule not in rules:
+        return f"its kernels share by {', '.join(rules)}, and rule is {rule!r}"
+    return None
+
+
+def triton_precision_limit(dtype: torch.dtype, precision: str) -> str | None:
+    """Why Triton cannot multiply in this precision on this machine's devices, or ``None``."""
+    if dtype is torch.float32 and precision == "tf32x3" and torch.version.hip is not None:
+        return "precision='tf32x3' does not exist on ROCm"
+    return None
+
+
+def _probe_torch(device: torch.device) -> tuple[bool, str]:
+    return True, "plain PyTorch runs on every device"
+
+
+def _probe_triton(device: torch.device) -> tuple[bool, str]:
+    can, reason = _installed_triton()
+    if not can:
+        return False, reason
+    if INTERPRETED:
+        return True, "TRITON_INTERPRET=1: kernels are interpreted"
+    if device.type != "cuda":
+        return False, f"its kernels need a CUDA or ROCm device (or TRITON_INTERPRET=1), and this is {device}"
+    return _capable(torch.cuda.current_device() if device.index is None else device.index)
+
+
+@functools.cache
+def _installed_triton() -> tuple[bool, str]:
+    if importlib.util.find_spec("triton") is None:
+        return False, "triton is not installed"
+    try:
+        version = metadata.version("triton")
+    except metadata.PackageNotFoundError:  # some builds of PyTorch bring it under another name
+        version = str(getattr(importlib.import_module("triton"), "__version__", "0"))
+    numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+    oldest = ".".join(map(str, OLDEST_TRITON))
+    if numbers < OLDEST_TRITON:
+        return False, f"triton {version} is installed, and {oldest} is the oldest supported"
+    return True, f"triton {version}"
+
+
+@functools.cache
+def _capable(index: int) -> tuple[bool, str]:
+    if torch.version.hip is not None:
+        return True, f"ROCm {torch.version.hip}"
+    capability = torch.cuda.get_device_capability(index)
+    named = "compute capability " + ".".join(map(str, capability))
+    if capability < OLDEST_CAPABILITY:
+        return False, f"{named} is older than {'.'.join(map(str, OLDEST_CAPABILITY))}, the oldest supported"
+    return True, named
+
+
+add_backend("torch", _probe_torch)
+add_backend("triton", _probe_triton, auto_on=("cuda",))

@@ -1,0 +1,117 @@
+"""How a bias is shared among the sources: one rule, one formula, in plain PyTorch.
+
+Everything here acts on the last axis of small tensors ``[..., k]``; the twins call it, and an engine that
+computes the dots by other means may too.
+"""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ..errors import InputError
+from . import checks
+
+Rule = Literal["absdot", "dot", "equal", "cls", "none", "norm", "abssim"]
+
+#: All rules.
+RULES: tuple[str, ...] = ("absdot", "dot", "equal", "cls", "none", "norm", "abssim")
+#: Rules that kernels have: functionals of the vectors, or none needed. The others take the twin.
+KERNEL_RULES: tuple[str, ...] = ("absdot", "dot", "equal", "cls", "none")
+#: Rules whose weights are the dots of the vectors with the bias, so that dots known beforehand can be given.
+DOT_RULES: tuple[str, ...] = ("absdot", "dot")
+
+
+def bias_shares(dots: Tensor, *, rule: Rule = "absdot", nonzero: Tensor | None = None) -> Tensor:
+    """The share of each source from the dots of the vectors with the bias.
+
+    ``absdot``: ``omega[k] = |dots[k]| / sum_k' |dots[k']|``; ``dot``: the same, signed. Where the sum is
+    zero, equal shares among the sources that are not zero; where there are none, among all.
+
+    Args:
+        dots: ``[..., k]``, known up to a positive factor common to the sources.
+        rule: ``"absdot"`` or ``"dot"``.
+        nonzero: ``[..., k]`` bool, whether a source's vector is not all zero. ``None``: taken as not zero.
+
+    Returns:
+        ``[..., k]``, adding up to one over ``k``; dtype of ``dots``, at least float32.
+
+    Raises:
+        InputError: for another rule.
+
+    Source: Modarressi et al., ACL 2023, section 3 (AbsDot).
+    """
+    checks.choice("bias_shares", "rule", rule, DOT_RULES)
+    dots = dots.to(accumulation_dtype(dots.dtype))
+    weights = dots.abs() if rule == "absdot" else dots
+    return _normalised(weights, torch.ones_like(dots, dtype=torch.bool) if nonzero is None else nonzero)
+
+
+def vector_shares(
+    u: Tensor, bias: Tensor | None, *, rule: Rule = "absdot", dots: Tensor | None = None
+) -> Tensor:
+    """The share of each source from the vectors themselves, for every rule but ``"none"``.
+
+    Args:
+        u: ``[b, i, k, d]``, the vectors before the bias is added; float32 or float64.
+        bias: ``[d]`` or ``[b, i, d]``; read by the rules that use dots.
+        rule: any of ``absdot``, ``dot``, ``abssim``, ``norm``, ``equal``, ``cls``.
+        dots: ``[b, i, k]``, if known already.
+
+    Returns:
+        ``[b, i, k]``, adding up to one over ``k``; dtype of ``u``.
+
+    Source: Modarressi et al., ACL 2023, section 3, and the rules of the authors' code.
+    """
+    if rule == "cls":
+        weights = u.new_zeros(u.shape[:-1])
+        weights[..., :1] = 1
+        return weights
+    if rule == "equal":
+        weights = nonzero_sources(u).to(u.dtype)
+    elif rule == "norm":
+        weights = torch.linalg.vector_norm(u, dim=-1)
+    elif rule in ("absdot", "dot", "abssim"):
+        if dots is None:
+            assert bias is not None
+            dots = vector_dots(u, bias)
+        weights = dots.to(u.dtype)
+        weights = weights if rule == "dot" else weights.abs()
+        if rule == "abssim":
+            norms = torch.linalg.vector_norm(u, dim=-1)
+            weights = torch.where(norms > 0, weights / norms, torch.zeros_like(norms))
+    else:
+        raise InputError(f"vector_shares: `rule` is {rule!r}; allowed: {', '.join(RULES)}, but not 'none'")
+    empty = weights.sum(-1) == 0
+    # Zero sums are rare, and telling zero vectors costs another read of the state: only then.
+    nonzero = nonzero_sources(u) if bool(empty.any()) else torch.ones_like(weights, dtype=torch.bool)
+    return _normalised(weights, nonzero)
+
+
+def vector_dots(u: Tensor, bias: Tensor) -> Tensor:
+    """``u[b,i,k] . bias``, ``[b, i, k]``, from ``[b, i, k, d]`` and ``[d]`` or ``[b, i, d]``; no copy."""
+    bias = bias.to(u.dtype)
+    if bias.ndim == 1:
+        rows = [u[n] @ bias for n in range(u.shape[0])]
+    else:
+        rows = [(u[n] @ bias[n].unsqueeze(-1)).squeeze(-1) for n in range(u.shape[0])]
+    return torch.stack(rows)
+
+
+def nonzero_sources(u: Tensor) -> Tensor:
+    """Whether each vector is not all zero: ``[b, i, k, d]`` to ``[b, i, k]`` bool."""
+    return torch.linalg.vector_norm(u, float("inf"), dim=-1) != 0
+
+
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
+    """float32 for half precisions, else the dtype itself."""
+    return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
+
+
+def _normalised(weights: Tensor, nonzero: Tensor) -> Tensor:
+    total = weights.sum(-1, keepdim=True)
+    nonzero = nonzero.to(weights.dtype)
+    count = nonzero.sum(-1, keepdim=True)
+    all_sources = torch.full_like(nonzero, 1 / max(weights.shape[-1], 1))
+    equal = torch.where(count > 0, nonzero / count.clamp(min=1), all_sources)
+    return torch.where(total != 0, weights / torch.where(total != 0, total, torch.ones_like(total)), equal)
