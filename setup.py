@@ -1,9 +1,9 @@
 """Which packages are installed, and from which folders. All other metadata is in pyproject.toml.
 
-The Triton kernels live in the top folder ``kernels/`` and are installed as ``decompx_fast.kernels``. Nothing may be
-installed as a top-level ``kernels``: that name belongs to another project, which transformers imports when it is
-there. Hence three rules: packages are listed here, never discovered; ``kernels/`` has no ``__init__.py``; and the
-symlink ``decompx_fast/kernels`` serves a source tree that is imported without being installed.
+The Triton kernels live in the top folder ``kernels/`` and are installed as ``decompx_fast.kernels``. Nothing
+may be installed as a top-level ``kernels``: that name belongs to another project, which transformers imports
+when it is there. Hence three rules: packages are listed here, never discovered; ``kernels/`` has no
+``__init__.py``; and a symlink, ``decompx_fast/kernels``, serves a source tree that is used where it lies.
 """
 
 from setuptools import setup

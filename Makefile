@@ -1,0 +1,49 @@
+# Everything is installed into .venv/, with the versions in constraints.txt. `rm -r .venv` starts over.
+
+PYTHON ?= python3
+BIN := .venv/bin
+SENTENCE ?= The plot is thin and the jokes are old, but the two leads are a joy to watch.
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+.PHONY: help demo test lint compile-gate bench clean
+
+help:
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 20
+
+demo: .venv/installed-demo  ## explain one sentence, in the terminal and as build/demo.html
+	@mkdir -p build
+	@HF_HUB_OFFLINE=1 $(BIN)/decompx-fast explain "$(SENTENCE)" --html build/demo.html
+	@echo "The same as a page: $(CURDIR)/build/demo.html"
+
+test: .venv/installed-test  ## run the tests
+	@$(BIN)/python -m pytest -q
+
+lint: .venv/installed-test  ## check style, format and types
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+compile-gate: .venv/installed-test  ## compile every kernel for every architecture, without a GPU
+	@$(BIN)/python bench/compile_gate.py
+
+bench: .venv/installed-bench  ## run the benchmarks
+	@$(BIN)/python -m pytest -q bench --benchmark-only
+
+clean:  ## remove build outputs and caches; .venv stays
+	@rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
+	@find . -path ./.venv -prune -o -type d -name __pycache__ -prune -exec rm -rf {} +
+
+# One stamp for each extra of pyproject.toml, made anew when what is to be installed has changed.
+.venv/installed-%: pyproject.toml setup.py constraints.txt | $(BIN)/python
+	@echo "Installing decompx_fast and what '$*' needs into .venv (the first time takes minutes)"
+	@$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[$*]"
+	@touch $@
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 10) or sys.exit("decompx_fast needs Python 3.10 or newer, \
+	and %s is %s. Name another one: make PYTHON=python3.12 ..." % (sys.executable, sys.version.split()[0]))'
+	@$(PYTHON) -m venv .venv

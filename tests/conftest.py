@@ -1,0 +1,48 @@
+"""What every test runs under: no model hub, Triton's interpreter where no GPU is, repeatable examples."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers is imported, which reads it once
+
+import hypothesis
+import pytest
+import torch
+
+HAS_GPU = torch.cuda.is_available()
+
+if not HAS_GPU:
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # before a kernel is decorated, which reads it once
+
+if "OMP_NUM_THREADS" not in os.environ:
+    torch.set_num_threads(1)  # the tensors are small: more threads only wait for each other
+
+# An example may compile a kernel or load a model, so its time says nothing.
+hypothesis.settings.register_profile("default", deadline=None)
+hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
+hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "default")
+
+
+def pytest_collection_modifyitems(items: Iterable[pytest.Item]) -> None:
+    if HAS_GPU:
+        return
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="needs a GPU, and torch sees none"))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    skipped = terminalreporter.stats.get("skipped", [])
+    n_gpu_tests = sum("gpu" in report.keywords for report in skipped)
+    if n_gpu_tests and not HAS_GPU:
+        tests = "GPU test" if n_gpu_tests == 1 else "GPU tests"
+        terminalreporter.write_line(f"{n_gpu_tests} {tests} not run: no GPU here")
+
+
+@pytest.fixture(scope="session")
+def data_dir() -> Path:
+    """The folder of golden files and sample data."""
+    return Path(__file__).parent / "data"
