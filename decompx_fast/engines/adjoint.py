@@ -1,0 +1,383 @@
+"""The adjoint engine: exact scores without the decomposition, for biases whose shares do not depend on it.
+
+The rules ``none``, ``bias_token``, ``equal`` and ``cls`` share a bias by numbers that are known beforehand.
+Then every component is affine in the decomposed vectors, and so is a logit, or any direction over the
+classes:
+
+    y = sum_k score[k] + sum_(sites, i) g[i] . b,      score[k] = x[k] . dy/dx[k],      g[i] = dy/d(site)[i]
+
+One forward pass gives the constants. One pass back through the transposes (:mod:`.pullback`), all directions
+together, gives ``dy/dx``, and ``g`` at every site, that is, wherever a bias ``b`` is added. To rounding that
+is what carrying the ``X[i,k]`` forward gives, without their ``N x N x d`` numbers. The rules then say whose
+``g[i] . b`` is:
+
+    none    nobody's            bias_token    one more source's
+    cls     the first token's   equal         the sources' whose vector at i is not zero, in equal parts
+
+Which vectors are not zero follows from who attends whom: a position reaches a range of sources
+(:class:`Reach`).
+
+Memory: the input of each layer, one layer's constants, the gradient and a bounded workspace; linear in ``N``.
+Time: the forward pass, once more for what was not kept, and the transposes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..config import LINEAR_BIAS_RULES, DecompXConfig
+from ..errors import InputError, OptionError
+from ..linearize.layer import (
+    Attention,
+    AttentionPattern,
+    FeedForward,
+    Linearization,
+    LinearizedLayer,
+    Norm,
+    Sublayer,
+)
+from .attribution import Attribution, SiteShare
+from .bias import add_bias
+from .pullback import pull_attention, pull_feed_forward, pull_head_step, pull_norm
+
+#: Layers whose constants fit in this, together, are kept for the way back rather than computed a second time.
+KEEP_BYTES = 256 << 20
+
+
+@torch.no_grad()
+def attribute(
+    linearization: Linearization,
+    config: DecompXConfig,
+    *,
+    directions: Tensor | None = None,
+    sites: bool = True,
+    checkpoint_every: int | None = None,
+) -> Attribution:
+    """Scores by one pull-back of each direction: ``score[k] = x[k] . dy/dx[k]``, and shares of ``g . b``.
+
+    Args:
+        linearization: a model on one batch of equally long inputs.
+        config: a rule of ``none``, ``bias_token`` (perhaps with a split), ``equal``, ``cls``; ``head=True``,
+            ``aggregation="vector"`` and no stages. All else is free.
+        directions: ``[m, c]``, what to explain: ``y = sum_c direction[c] logit[c]``, such as the difference
+            of two classes. ``None``: every class.
+        sites: whether to tell what the biases of each place add. With the rules ``none`` and ``bias_token``
+            the scores and the sites sum to ``y``; with the others the sites are part of the scores already.
+        checkpoint_every: keep only the input of every so manieth layer, and compute the others a second time:
+            less memory, for one more forward pass. ``None``: keep all of them.
+
+    Returns:
+        ``scores`` ``[b, k, m]``, ``bias_token`` ``[b, m]``, ``gap`` ``[b]``, and ``sites`` in forward order,
+        each with its ``value`` ``[b, m]``; in the dtype of the linearisation.
+
+    Raises:
+        OptionError: for an option that needs the decomposed vectors; names the engine that has it.
+        InputError: for directions of a wrong shape, or not finite.
+
+    Source: DecompX (ACL 2023), section 3, where its biases are shared by known numbers.
+    """
+    _check_options(config, checkpoint_every)
+    x, logits = linearization.embedding, linearization.logits
+    wanted = _check_directions(directions, logits)
+    classes = torch.eye(logits.shape[1], dtype=x.dtype, device=x.device)
+    # A split is weighed by the vectors over all classes. And many directions are cheaper had from the
+    # classes.
+    by_class = wanted is None or config.bias_token_split is not None or len(wanted) >= len(classes)
+    pulled = classes if wanted is None or by_class else wanted
+
+    tape = _Tape(linearization, config, checkpoint_every)
+    ledger = _Ledger(x.shape[0], len(pulled), x.shape[1], config, like=x, keep_sites=sites)
+    g, rows = _pull_head(tape, pulled, config, ledger)
+    for layer, reach in tape.backwards():
+        g, rows = _pull_layer(layer, reach, g, rows, config, ledger)
+    ledger.scores[:, :, rows] += (g * x[:, None, rows]).sum(-1)
+
+    scores, bias_token, shares = ledger.total_scores().transpose(1, 2), ledger.bias_token, ledger.shares()
+    if config.bias_token_split is not None:
+        scores, bias_token = add_bias(scores, bias_token, config.bias_token_split), None
+    if by_class and wanted is not None:
+        scores, bias_token = scores @ wanted.T, None if bias_token is None else bias_token @ wanted.T
+        shares = [SiteShare(share.layer, share.place, share.value @ wanted.T) for share in shares]
+    total = scores.sum(1) if bias_token is None else scores.sum(1) + bias_token
+    truth = logits if wanted is None else logits @ wanted.T
+    gap = (total - truth).abs().amax(-1).double()
+    return Attribution(scores.contiguous(), bias_token, gap, sites=tuple(shares) if sites else None)
+
+
+def _check_options(config: DecompXConfig, checkpoint_every: int | None) -> None:
+    if config.bias not in LINEAR_BIAS_RULES:
+        rules = ", ".join(repr(rule) for rule in LINEAR_BIAS_RULES)
+        raise OptionError(
+            f"bias={config.bias!r} weighs a bias by the decomposed vectors, which the adjoint engine does "
+            f"not form: use the forward engine, or one of the rules {rules}"
+        )
+    for name, value, needed in (
+        ("head", config.head, True),
+        ("aggregation", config.aggregation, "vector"),
+        ("stages", config.stages, ()),
+    ):
+        if value != needed:
+            raise OptionError(
+                f"{name}={value!r} needs the decomposed vectors, which the adjoint engine does not form: use "
+                f"the reference engine, or {name}={needed!r}"
+            )
+    if checkpoint_every is not None and checkpoint_every < 1:
+        raise OptionError(f"checkpoint_every={checkpoint_every!r}: give a whole number from 1, or None")
+
+
+def _check_directions(directions: Tensor | None, logits: Tensor) -> Tensor | None:
+    if directions is None:
+        return None
+    classes = logits.shape[1]
+    if directions.ndim != 2 or directions.shape[1] != classes or len(directions) == 0:
+        raise InputError(
+            f"directions has the shape {tuple(directions.shape)}: give [m, {classes}], that is m directions "
+            f"over the {classes} classes"
+        )
+    directions = directions.to(logits)
+    if not torch.isfinite(directions).all():
+        raise InputError("directions holds NaN or infinity: give finite numbers")
+    return directions
+
+
+@dataclass(frozen=True)
+class Reach:
+    """The sources whose vector is not zero at position ``i``: from ``first[i]`` to ``last[i]``, both ``[i]``.
+
+    A range without holes, whose ends grow along the positions, since what a position attends is one.
+    ``None`` in place of a reach: every source, at every position.
+    """
+
+    first: Tensor
+    last: Tensor
+
+    def through(self, pattern: AttentionPattern) -> Reach | None:
+        """What is reached after an attention; all that was before, and more."""
+        if not pattern.causal and pattern.window is None:
+            return None
+        n = len(self.first)
+        window = n if pattern.window is None else pattern.window
+        i = torch.arange(n, device=self.first.device)
+        lowest = (i - window + 1).clamp_min(0)
+        highest = i if pattern.causal else (i + window - 1).clamp_max(n - 1)
+        return Reach(self.first[lowest], self.last[highest])
+
+
+def _reach_after(sublayer: Sublayer, reach: Reach | None, config: DecompXConfig) -> Reach | None:
+    ops = _ops(sublayer, config)
+    if not ops and config.ln2 and sublayer.out_norm is not None and sublayer.out_norm.bias is not None:
+        return None  # Of the branch only the bias of its norm is left, and that is shared among all.
+    for op in ops:
+        if reach is not None and isinstance(op, Attention):
+            reach = reach.through(op.pattern)
+    return reach
+
+
+def _ops(sublayer: Sublayer, config: DecompXConfig) -> tuple[Attention | FeedForward, ...]:
+    return tuple(op for op in sublayer.ops if config.ffn or isinstance(op, Attention))
+
+
+class _Tape:
+    """The forward pass, and what of it is needed on the way back."""
+
+    def __init__(
+        self, linearization: Linearization, config: DecompXConfig, checkpoint_every: int | None
+    ) -> None:
+        self._linearization = linearization
+        self._every = checkpoint_every or 1
+        self._states: dict[int, Tensor] = {}
+        self._layers: dict[int, LinearizedLayer] = {}
+        self._reaches: list[Reach | None] = []
+        room = KEEP_BYTES if checkpoint_every is None else 0
+        output = linearization.embedding
+        i = torch.arange(output.shape[1], device=output.device)
+        reach: Reach | None = Reach(i, i)
+        for layer in linearization.layers():
+            self._reaches.append(reach)
+            for sublayer in layer.sublayers:
+                reach = _reach_after(sublayer, reach, config)
+            if layer.index % self._every == 0:
+                self._states[layer.index] = layer.input
+            size = _constants_bytes(layer)
+            if size <= room or layer.index == linearization.num_layers - 1:
+                self._layers[layer.index] = layer
+                room -= size
+            output = layer.output
+        self.head = linearization.head(output)
+        self.reach_of_head = reach
+
+    def backwards(self) -> Iterator[tuple[LinearizedLayer, Reach | None]]:
+        """The layers from the last to the first, each with what its input reaches."""
+        for index in reversed(range(len(self._reaches))):
+            layer = self._layers.pop(index, None)
+            if layer is None:
+                layer = self._linearization.layer(index, self._state(index))
+            self._states.pop(index, None)
+            yield layer, self._reaches[index]
+
+    def _state(self, index: int) -> Tensor:
+        """The input of a layer; from the checkpoint before it, if it was not kept."""
+        for before in range(index - index % self._every, index):
+            if before + 1 not in self._states:
+                self._states[before + 1] = self._linearization.layer(before, self._states[before]).output
+        return self._states[index]
+
+
+def _constants_bytes(layer: LinearizedLayer) -> int:
+    """What a layer holds besides its weights."""
+    tensors: list[Tensor | None] = [layer.input, layer.output]
+    for sublayer in layer.sublayers:
+        norms = (sublayer.pre_norm, sublayer.out_norm, sublayer.post_norm)
+        tensors += [norm.std for norm in norms if norm is not None]
+        for op in sublayer.ops:
+            if isinstance(op, Attention):
+                tensors += [op.pattern.query, op.pattern.key, op.pattern.bias]
+            else:
+                tensors += [op.preactivation, op.value]
+    return sum(tensor.nbytes for tensor in tensors if tensor is not None)
+
+
+class _Ledger:
+    """Sums what the biases add, and gives it to whom the rule says.
+
+    Shares go to ranges of sources, so they are kept as the differences from each source to the next, and
+    summed up at the end; in float64, because differences cancel.
+
+    Attributes:
+        scores: ``[b, m, k]``, of the tokens themselves.
+        bias_token: ``[b, m]`` or ``None``.
+        layer, reach: where :meth:`add` is: index of the layer (-1: the head), sources with a vector.
+    """
+
+    def __init__(
+        self, b: int, m: int, n: int, config: DecompXConfig, *, like: Tensor, keep_sites: bool
+    ) -> None:
+        self.scores = like.new_zeros(b, m, n)
+        self.bias_token = like.new_zeros(b, m) if config.bias == "bias_token" else None
+        self.layer = -1
+        self.reach: Reach | None = None
+        self._rule = config.bias
+        self._steps = torch.zeros(b, m, n + 1, dtype=torch.float64, device=like.device)
+        self._sites: dict[tuple[int, str], Tensor] | None = {} if keep_sites else None
+
+    def add(self, place: str, g: Tensor, bias: Tensor | None, rows: slice) -> None:
+        """Note ``g[i] . bias`` for ``rows``; ``bias`` is ``[d]``, or ``[b, i, d]`` with these ``i``."""
+        if bias is None or (self._rule == "none" and self._sites is None):
+            return
+        share = g @ bias if bias.ndim == 1 else (g * bias.unsqueeze(1)).sum(-1)  # [b, m, i]
+        total = share.sum(-1)
+        if self._sites is not None:
+            key = (self.layer, place)
+            self._sites[key] = self._sites[key] + total if key in self._sites else total
+        if self.bias_token is not None:
+            self.bias_token += total
+        elif self._rule == "cls":
+            self._steps[..., 0] += total
+            self._steps[..., 1] -= total
+        elif self._rule == "equal":
+            self._share_equally(share.double(), rows)
+
+    def _share_equally(self, share: Tensor, rows: slice) -> None:
+        if self.reach is None:
+            self._steps[..., 0] += share.sum(-1) / self.scores.shape[-1]
+            return
+        first, end = self.reach.first[rows], self.reach.last[rows] + 1
+        each = share / (end - first)
+        self._steps.index_add_(-1, first, each)
+        self._steps.index_add_(-1, end, each, alpha=-1)
+
+    def credit(self, scores: Tensor) -> None:
+        """Note scores ``[b, m, k]`` that are the tokens' own under every rule."""
+        self.scores += scores
+
+    def total_scores(self) -> Tensor:
+        """``[b, m, k]``, the tokens' own and what the rule gave them."""
+        return self.scores + self._steps.cumsum(-1)[..., :-1].to(self.scores.dtype)
+
+    def shares(self) -> list[SiteShare]:
+        """By place, in forward order: they were met in reverse."""
+        sites = self._sites or {}
+        return [SiteShare(layer, place, value) for (layer, place), value in reversed(sites.items())]
+
+
+def _pull_head(
+    tape: _Tape, directions: Tensor, config: DecompXConfig, ledger: _Ledger
+) -> tuple[Tensor, slice]:
+    """From directions ``[m, c]`` to ``dy/d(last state)`` ``[b, m, 1, d]``, and the one position of it."""
+    b, _, n = ledger.scores.shape
+    position = tape.head.position % n
+    rows = slice(position, position + 1)
+    ledger.layer, ledger.reach = -1, tape.reach_of_head
+    g = directions[None, :, None, :].expand(b, -1, -1, -1)
+    for number, step in reversed(list(enumerate(tape.head.steps))):
+        g = pull_head_step(step, f"head.{number}", g, rows, config, ledger)
+    return g, rows
+
+
+def _pull_layer(
+    layer: LinearizedLayer,
+    reach: Reach | None,
+    g: Tensor,
+    rows: slice,
+    config: DecompXConfig,
+    ledger: _Ledger,
+) -> tuple[Tensor, slice]:
+    ledger.layer = layer.index
+    before = []
+    for sublayer in layer.sublayers:
+        before.append(reach)
+        reach = _reach_after(sublayer, reach, config)
+    rides = config.variant == "released" and layer.index == 0
+    for sublayer, reach in zip(reversed(layer.sublayers), reversed(before), strict=True):
+        g, rows = _pull_sublayer(sublayer, reach, g, rows, config, ledger, value_bias_rides=rides)
+    return g, rows
+
+
+def _pull_sublayer(
+    sublayer: Sublayer,
+    reach: Reach | None,
+    g: Tensor,
+    rows: slice,
+    config: DecompXConfig,
+    ledger: _Ledger,
+    *,
+    value_bias_rides: bool,
+) -> tuple[Tensor, slice]:
+    """Back through ``x <- post_norm(x + out_norm(sum_op op(pre_norm(x))))``; ``reach`` is that of ``x``."""
+    name, with_norms = ("ln1", config.ln1) if sublayer.has_attention else ("ln2", config.ln2)
+
+    def pull(norm: Norm | None, place: str, g: Tensor, rows: slice) -> Tensor:
+        if norm is None or not with_norms:
+            return g
+        ledger.add(place, g, norm.bias, rows)
+        return pull_norm(norm, g, rows)
+
+    ledger.reach = _reach_after(sublayer, reach, config)
+    g = pull(sublayer.post_norm, name, g, rows)
+    branch = pull(sublayer.out_norm, f"out_{name}", g, rows)
+    u, u_rows = None, rows
+    # Attention first: it reads all positions, and the others add to some of them.
+    for op in sorted(_ops(sublayer, config), key=lambda op: isinstance(op, FeedForward)):
+        if isinstance(op, Attention):
+            ledger.reach = None if reach is None else reach.through(op.pattern)
+            part = pull_attention(op, branch, rows, ledger, value_bias_rides=value_bias_rides)
+            u, u_rows = part if u is None else u.add_(part), slice(0, part.shape[2])
+        else:
+            ledger.reach = reach
+            part = pull_feed_forward(op, branch, rows, config, ledger)
+            u = part if u is None else _add_rows(u, part, rows, u_rows)
+    if u is None:
+        return g, rows
+    ledger.reach = reach
+    u = pull(sublayer.pre_norm, f"pre_{name}", u, u_rows)
+    return _add_rows(u, g, rows, u_rows), u_rows
+
+
+def _add_rows(u: Tensor, part: Tensor, rows: slice, u_rows: slice) -> Tensor:
+    """Add the positions ``rows`` to the positions ``u_rows`` that hold them, in place."""
+    u[:, :, rows.start - u_rows.start : rows.stop - u_rows.start] += part
+    return u
