@@ -94,7 +94,7 @@ def attribute(
     g, rows = _pull_head(tape, pulled, config, ledger)
     for layer, reach in tape.backwards():
         g, rows = _pull_layer(layer, reach, g, rows, config, ledger)
-    ledger.scores[:, :, rows] += (g * x[:, None, rows]).sum(-1)
+    ledger.credit((g * x[:, None, rows]).sum(-1), rows)
 
     scores, bias_token, shares = ledger.total_scores().transpose(1, 2), ledger.bias_token, ledger.shares()
     if config.bias_token_split is not None:
@@ -251,6 +251,7 @@ class _Ledger:
         scores: ``[b, m, k]``, of the tokens themselves.
         bias_token: ``[b, m]`` or ``None``.
         layer, reach: where :meth:`add` is: index of the layer (-1: the head), sources with a vector.
+        outside: ``[k]``, True for sources that the head does not reach, or ``None`` if it reaches all.
     """
 
     def __init__(
@@ -260,6 +261,7 @@ class _Ledger:
         self.bias_token = like.new_zeros(b, m) if config.bias == "bias_token" else None
         self.layer = -1
         self.reach: Reach | None = None
+        self.outside: Tensor | None = None
         self._rule = config.bias
         self._steps = torch.zeros(b, m, n + 1, dtype=torch.float64, device=like.device)
         self._sites: dict[tuple[int, str], Tensor] | None = {} if keep_sites else None
@@ -290,13 +292,17 @@ class _Ledger:
         self._steps.index_add_(-1, first, each)
         self._steps.index_add_(-1, end, each, alpha=-1)
 
-    def credit(self, scores: Tensor) -> None:
-        """Note scores ``[b, m, k]`` that are the tokens' own under every rule."""
-        self.scores += scores
+    def credit(self, scores: Tensor, rows: slice) -> None:
+        """Note scores ``[b, m, k]`` that are the tokens' own under every rule, for the tokens ``rows``."""
+        self.scores[:, :, rows] += scores
 
     def total_scores(self) -> Tensor:
         """``[b, m, k]``, the tokens' own and what the rule gave them."""
-        return self.scores + self._steps.cumsum(-1)[..., :-1].to(self.scores.dtype)
+        given = self._steps.cumsum(-1)[..., :-1]
+        if self._rule == "equal" and self.outside is not None:
+            # Where all that was added has been subtracted again, its rounding is left.
+            given = given.masked_fill(self.outside, 0)
+        return self.scores + given.to(self.scores.dtype)
 
     def shares(self) -> list[SiteShare]:
         """By place, in forward order: they were met in reverse."""
@@ -312,6 +318,9 @@ def _pull_head(
     position = tape.head.position % n
     rows = slice(position, position + 1)
     ledger.layer, ledger.reach = -1, tape.reach_of_head
+    if ledger.reach is not None:
+        k = torch.arange(n, device=directions.device)
+        ledger.outside = (k < ledger.reach.first[position]) | (k > ledger.reach.last[position])
     g = directions[None, :, None, :].expand(b, -1, -1, -1)
     for number, step in reversed(list(enumerate(tape.head.steps))):
         g = pull_head_step(step, f"head.{number}", g, rows, config, ledger)

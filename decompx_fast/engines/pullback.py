@@ -33,8 +33,8 @@ class BiasLedger(Protocol):
     def add(self, place: str, g: Tensor, bias: Tensor | None, rows: slice) -> None:
         """Note ``g[i] . bias`` for ``rows``; ``bias`` is ``[d]``, or ``[b, i, d]`` with these ``i``."""
 
-    def credit(self, scores: Tensor) -> None:
-        """Note scores ``[b, m, k]`` that are the tokens' own under every rule."""
+    def credit(self, scores: Tensor, rows: slice) -> None:
+        """Note scores ``[b, m, k]`` that are the tokens' own under every rule, for the tokens ``rows``."""
 
 
 def pull_norm(norm: Norm, g: Tensor, rows: slice) -> Tensor:
@@ -114,7 +114,7 @@ def pull_attention(
     mixed = (g @ op.w_out.T).unflatten(-1, (op.heads, -1))  # [b, m, i, h, v]
     values = pull_mix(op.pattern, mixed, rows).flatten(-2)  # [b, m, j, (g v)]
     if value_bias_rides and op.b_value is not None:
-        ledger.credit(values @ op.b_value)
+        ledger.credit(values @ op.b_value, slice(0, values.shape[2]))
     return values @ op.w_value.T
 
 
