@@ -278,3 +278,10 @@ def _check_finite(model: nn.Module, run: ModelRun) -> None:
     raise NumericalError(
         f"the logits hold NaN or infinity in {run.logits.dtype}: load the model in a wider dtype"
     )
+
+
+def max_positions(model: nn.Module) -> int | None:
+    """How many tokens a supported model has positions for; ``None`` for any number."""
+    model = unwrap(model)
+    with undisturbed(model):
+        return describe(model).max_positions

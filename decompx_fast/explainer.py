@@ -1,0 +1,413 @@
+"""DecompX: the thin wrapper round a Hugging Face classifier that reads texts and returns explanations."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .config import LINEAR_BIAS_RULES, DecompXConfig
+from .encoding import Encoded, Reader
+from .engines import reference
+from .engines.attribution import Attribution
+from .errors import InputError, OptionError
+from .explanation import Explanation, ProblemType, Site
+from .linearize.registry import HuggingFaceLinearization, find_family, linearize, max_positions, unwrap
+from .sources import Sources, resolve_sources
+from .targets import Targets, resolve_targets
+
+ENGINES = ("auto", "reference")
+
+DTYPES = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+#: Decomposed states of one batch may hold this many numbers where no batch size is given: 0.5 GiB in float32.
+BATCH_NUMBERS = 2**27
+
+#: As many batches of texts are read ahead, so that equally long ones can be put together.
+READ_AHEAD = 16
+
+
+class DecompX:
+    """Explains the predictions of a classifier by what each token contributed to each class.
+
+    The scores of the tokens add up to the logit of each class. The model is used as it is: it may be in train or eval
+    mode, in any floating dtype, compiled, under ``torch.inference_mode`` or not. What is explained is always its
+    eval-mode function, and it is left as it was.
+
+    Args:
+        model: a Hugging Face sequence classifier of a supported architecture.
+        tokenizer: its tokenizer; may be left out if only token ids and encodings will be given.
+        config: the options of the method.
+        engine: which engine computes. ``auto`` takes the fastest that can answer.
+        dtype: of the decomposition: ``"float64"``, ``"float32"``, ``"bfloat16"`` or a torch dtype. ``None``:
+            float64 for a float64 model, float32 for all others.
+        batch_size: how many texts at most are computed together; ``None``: as many as fit 0.5 GiB.
+        **options: single options of :class:`DecompXConfig`, such as ``bias="none"``.
+
+    Raises:
+        UnsupportedModelError: if the architecture is not supported.
+        InputError: for an argument that cannot be used.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        tokenizer: Any = None,
+        *,
+        config: DecompXConfig | None = None,
+        engine: str = "auto",
+        dtype: str | torch.dtype | None = None,
+        batch_size: int | None = None,
+        **options: Any,
+    ) -> None:
+        if not isinstance(model, nn.Module):
+            raise InputError(
+                f"model is a {type(model).__name__}: give a loaded model, or use DecompX.from_pretrained(path)"
+            )
+        self.model = model
+        self.tokenizer = tokenizer
+        self.config = (config or DecompXConfig()).replace(**options)
+        self.engine = _check_engine(engine)
+        self.dtype = _check_dtype(dtype)
+        self.batch_size = _check_batch_size(batch_size)
+        self.name: str | None = None
+        find_family(unwrap(model))
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        path_or_id: str | os.PathLike[str],
+        *,
+        device: str | torch.device | None = None,
+        half: bool = False,
+        **arguments: Any,
+    ) -> DecompX:
+        """Load a classifier and its tokenizer from a folder, or by the id of a model hub.
+
+        Args:
+            path_or_id: a folder that ``save_pretrained`` wrote, or an id.
+            device: where to put the model; ``None`` for the CPU.
+            half: keep weights that are stored in float16 or bfloat16 so. By default they are widened to float32,
+                where the model's logits are exact enough to be compared with.
+            **arguments: as for :class:`DecompX`.
+
+        Raises:
+            ModelLoadError: if there is no such model, or it is no trained classifier.
+            UnsupportedModelError: if its architecture is not supported.
+        """
+        from .linearize.pretrained import load_pretrained
+
+        model, tokenizer = load_pretrained(path_or_id, half=half)
+        explainer = cls(_to_device(model, device), tokenizer, **arguments)
+        explainer.name = os.fspath(path_or_id)
+        return explainer
+
+    @classmethod
+    def demo(cls, *, device: str | torch.device | None = None, **arguments: Any) -> DecompX:
+        """The embedded sentiment classifier (needs the extra ``decompx-fast[demo]``).
+
+        Raises:
+            ModelLoadError: if the package that holds its weights is not installed.
+        """
+        from .linearize.demo import load_demo
+
+        model, tokenizer = load_demo()
+        explainer = cls(_to_device(model, device), tokenizer, **arguments)
+        explainer.name = "demo"
+        return explainer
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The names of the classes, in the order of the logits."""
+        config = unwrap(self.model).config
+        return tuple(str(config.id2label[n]) for n in range(config.num_labels))
+
+    @property
+    def problem_type(self) -> ProblemType:
+        """``single_label``, ``multi_label`` or ``regression``, as the model's configuration says."""
+        config = unwrap(self.model).config
+        if config.problem_type == "regression" or (config.problem_type is None and config.num_labels == 1):
+            return "regression"
+        return "multi_label" if config.problem_type == "multi_label_classification" else "single_label"
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return next(self.model.parameters()).device
+
+    def __call__(self, texts: Any, **arguments: Any) -> Explanation | list[Explanation]:
+        """The same as :meth:`explain`."""
+        return self.explain(texts, **arguments)
+
+    def explain(self, texts: Any, **arguments: Any) -> Explanation | list[Explanation]:
+        """Explain one input, or a list of them.
+
+        Args:
+            texts: a text; a pair of texts as a tuple; token ids (special ones included); a list of these; or an
+                encoding with ``input_ids``. Padding in an encoding is dropped before the model is run.
+            **arguments: as for :meth:`explain_iter`.
+
+        Returns:
+            One explanation for one input, a list for a list or a batch.
+
+        Raises:
+            InputError: for what cannot be explained, naming the input.
+            UnsupportedModelError: if the model does not compute what its architecture says.
+        """
+        results, single = self._start(texts, **arguments)
+        found = list(results)
+        return found[0] if single else found
+
+    def explain_iter(self, texts: Iterable[Any], **arguments: Any) -> Iterator[Explanation]:
+        """Explain many inputs, yielding each as it is done, in order; memory does not grow with their number.
+
+        Args:
+            texts: inputs as for :meth:`explain`; any iterable, read as it goes.
+            targets: a class by name or index; a mapping of classes to weights (``{"A": 1, "B": -1}`` explains a
+                difference); several of these in a list; ``None``: all classes, at no extra cost.
+            sources: what a source is: ``"token"``, ``"word"``, ``"sentence"``, or one group id per token.
+            truncate: cut inputs that are too long for the model, with a warning, instead of refusing them.
+            batch_size: as for :class:`DecompX`.
+            engine: as for :class:`DecompX`.
+            dtype: as for :class:`DecompX`.
+            progress: show a bar on standard error; ``None``: where that is a terminal and there are several batches.
+            **options: single options of :class:`DecompXConfig`.
+        """
+        yield from self._start(texts, **arguments)[0]
+
+    def _start(
+        self,
+        texts: Any,
+        *,
+        targets: Any = None,
+        sources: Any = "token",
+        truncate: bool = False,
+        batch_size: int | None = None,
+        engine: str | None = None,
+        dtype: str | torch.dtype | None = None,
+        progress: bool | None = None,
+        **options: Any,
+    ) -> tuple[Iterator[Explanation], bool]:
+        """Check every argument now, and return a lazy stream."""
+        job = _Job(
+            explainer=self,
+            config=self.config.replace(**options),
+            engine=self.engine if engine is None else _check_engine(engine),
+            dtype=self.dtype if dtype is None else _check_dtype(dtype),
+            targets=resolve_targets(targets, self.labels),
+            sources=sources,
+        )
+        reader = Reader(self.tokenizer, max_positions(self.model), truncate=truncate, device=self.device)
+        encoded, single = reader.read(texts)
+        size = self.batch_size if batch_size is None else _check_batch_size(batch_size)
+        total = len(texts) if isinstance(texts, Sequence) and not single else None
+        return _stream(job, encoded, size, total, progress), single
+
+
+class _Job:
+    """One call: what is asked of every batch."""
+
+    def __init__(
+        self,
+        *,
+        explainer: DecompX,
+        config: DecompXConfig,
+        engine: str,
+        dtype: torch.dtype | None,
+        targets: Targets,
+        sources: Any,
+    ) -> None:
+        if not config.head and not targets.is_all:
+            raise OptionError(
+                "targets needs head=True: without the head, scores are norms and belong to no class"
+            )
+        self.explainer = explainer
+        self.config = config
+        self.engine = engine
+        self.dtype = dtype
+        self.targets = targets
+        self.sources = sources
+
+    def resolve_sources(self, encoded: Encoded) -> Sources | None:
+        return resolve_sources(self.sources, encoded)
+
+    def run(self, batch: Sequence[tuple[Encoded, Sources | None]]) -> list[Explanation]:
+        """Explain inputs of the same length and the same number of sources."""
+        start = time.perf_counter()
+        # Grad mode and inference mode are the caller's; nothing here needs either.
+        with torch.inference_mode(False), torch.no_grad():
+            linearization = self._linearize([encoded for encoded, _ in batch])
+            attribution, engine = self._attribute(linearization, [sources for _, sources in batch])
+        seconds = (time.perf_counter() - start) / len(batch)
+        return [
+            self._explanation(n, encoded, sources, linearization, attribution, engine, seconds)
+            for n, (encoded, sources) in enumerate(batch)
+        ]
+
+    def _linearize(self, batch: Sequence[Encoded]) -> HuggingFaceLinearization:
+        device = self.explainer.device
+        names = batch[0].inputs.keys()
+        inputs = {name: torch.stack([encoded.inputs[name] for encoded in batch]).to(device) for name in names}
+        constants = self.dtype
+        if constants is not None and constants.itemsize < 4:
+            constants = torch.float32
+        return linearize(self.explainer.model, inputs, dtype=constants)
+
+    def _attribute(
+        self, linearization: HuggingFaceLinearization, sources: Sequence[Sources | None]
+    ) -> tuple[Attribution, str]:
+        ids = None
+        if sources[0] is not None:
+            ids = torch.stack([s.ids for s in sources if s is not None]).to(linearization.embedding.device)
+        return reference.attribute(linearization, self.config, dtype=self.dtype, sources=ids), "reference"
+
+    def _explanation(
+        self,
+        n: int,
+        encoded: Encoded,
+        sources: Sources | None,
+        linearization: HuggingFaceLinearization,
+        attribution: Attribution,
+        engine: str,
+        seconds: float,
+    ) -> Explanation:
+        config, targets = self.config, self.targets
+        logits = linearization.logits[n].cpu()
+        if config.head:
+            names, ids = targets.names, targets.ids
+            target_logits = targets.select(logits)
+            scores = targets.select(attribution.scores[n].cpu())
+            bias_token = attribution.bias_token
+            bias_token = None if bias_token is None else targets.select(bias_token[n].cpu())
+            total = (
+                scores.double().sum(0) if bias_token is None else scores.double().sum(0) + bias_token.double()
+            )
+            error = (total - target_logits.double()).abs().max().item()
+        else:
+            names, ids = ("norm",), (None,)
+            scores, bias_token = attribution.scores[n].float().cpu(), None
+            target_logits = scores.sum(0)
+            error = attribution.gap[n].item()
+        if config.bias == "bias_token" and not config.head:
+            scores, bias_token = scores[:-1], scores[-1]
+        sites = None
+        if attribution.sites is not None:
+            sites = tuple(Site(s.layer, s.place, targets.select(s.value[n].cpu())) for s in attribution.sites)
+        return Explanation(
+            tokens=encoded.tokens if sources is None else sources.names,
+            token_ids=tuple(encoded.inputs["input_ids"].tolist()) if sources is None else None,
+            spans=encoded.spans if sources is None else tuple(group.span for group in sources.groups),
+            texts=encoded.texts,
+            special=encoded.special
+            if sources is None
+            else tuple(all(encoded.special[p] for p in group.positions) for group in sources.groups),
+            scores=scores,
+            targets=names,
+            target_ids=ids,
+            target_logits=target_logits,
+            logits=logits,
+            labels=self.explainer.labels,
+            problem_type=self.explainer.problem_type,
+            completeness_error=error,
+            bias_token=bias_token,
+            options=config.to_dict(),
+            engine=engine,  # type: ignore[arg-type]
+            time_s=seconds,
+            source_unit="token" if sources is None else sources.unit,
+            stages={name: value[n].cpu() for name, value in attribution.stages.items()},
+            sites=sites,
+            metadata=self._metadata(linearization),
+        )
+
+    def _metadata(self, linearization: HuggingFaceLinearization) -> Mapping[str, Any]:
+        model = unwrap(self.explainer.model)
+        return {
+            "model": self.explainer.name or getattr(model.config, "name_or_path", "") or type(model).__name__,
+            "architecture": type(model).__name__,
+            "dtype": str(self.dtype or linearization.embedding.dtype).removeprefix("torch."),
+            "largest_layer_gap": linearization.max_gap,
+        }
+
+
+def _stream(
+    job: _Job, inputs: Iterator[Encoded], batch_size: int | None, total: int | None, progress: bool | None
+) -> Iterator[Explanation]:
+    """Windows of inputs, batches of equally long ones within a window, results in the order of the inputs."""
+    window_size = READ_AHEAD * (batch_size or READ_AHEAD)
+    with _progress(total, progress, batch_size) as advance:
+        while window := list(itertools.islice(inputs, window_size)):
+            pairs = [(encoded, job.resolve_sources(encoded)) for encoded in window]
+            done: dict[int, Explanation] = {}
+            ready = 0
+            for batch in _batches(pairs, batch_size):
+                done |= dict(zip(batch, job.run([pairs[n] for n in batch]), strict=True))
+                advance(len(batch))
+                while ready in done:
+                    yield done.pop(ready)
+                    ready += 1
+
+
+def _batches(pairs: Sequence[tuple[Encoded, Sources | None]], batch_size: int | None) -> Iterator[list[int]]:
+    """Positions of inputs that can be computed together: as long, with as many sources, and the same parts."""
+    alike: dict[tuple, list[int]] = {}
+    for n, (encoded, sources) in enumerate(pairs):
+        count = len(encoded) if sources is None else len(sources)
+        alike.setdefault((len(encoded), count, tuple(encoded.inputs)), []).append(n)
+    for (length, count, _), members in alike.items():
+        # The hidden size is not known here; 768 is that of the common base models.
+        size = batch_size or max(1, BATCH_NUMBERS // (length * count * 768))
+        for start in range(0, len(members), size):
+            yield members[start : start + size]
+
+
+def _progress(total: int | None, progress: bool | None, batch_size: int | None):
+    """A context that yields a function to report finished inputs."""
+    several = total is None or total > (batch_size or READ_AHEAD)
+    if not (sys.stderr.isatty() and several if progress is None else progress):
+        return nullcontext(lambda count: None)
+    from .render import progress_bar
+
+    return progress_bar(total)
+
+
+def _to_device(model: nn.Module, device: str | torch.device | None) -> nn.Module:
+    if device is None:
+        return model
+    try:
+        return model.to(device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise InputError(f"device={str(device)!r} cannot be used here ({reason}): use 'cpu'") from error
+
+
+def _check_engine(engine: str) -> str:
+    if engine not in ENGINES:
+        raise OptionError(f"engine={engine!r} is not an engine: use one of {', '.join(map(repr, ENGINES))}")
+    return engine
+
+
+def _check_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
+    found = DTYPES.get(dtype) if isinstance(dtype, str) else dtype
+    if dtype is not None and found not in DTYPES.values():
+        raise OptionError(f"dtype={dtype!r} cannot be used: use one of {', '.join(map(repr, DTYPES))}")
+    return found
+
+
+def _check_batch_size(batch_size: int | None) -> int | None:
+    if batch_size is None:
+        return None
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+        raise OptionError(f"batch_size={batch_size!r}: use a whole number from 1, or None for what fits")
+    return batch_size

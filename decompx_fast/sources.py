@@ -1,0 +1,126 @@
+"""What counts as one source: each token, each word, each sentence, or any partition of the tokens."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .encoding import Encoded
+from .errors import InputError
+from .explanation import SourceUnit
+from .words import Span, TokenGroup, group_by_word
+
+UNITS = ("token", "word", "sentence")
+
+#: The end of a sentence: closing punctuation and what may follow it, then white space; or CJK punctuation; or a new line.
+_SENTENCE_END = re.compile(r"""[.!?…]+["'”’)\]]*(?=\s)|[。！？]+["'”’」』）]*|\n+""")
+
+
+@dataclass(frozen=True)
+class Sources:
+    """The sources of one input.
+
+    Attributes:
+        unit: what they are.
+        groups: the tokens of each.
+        names: how each is shown.
+    """
+
+    unit: SourceUnit
+    groups: tuple[TokenGroup, ...]
+    names: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.groups)
+
+    @property
+    def ids(self) -> Tensor:
+        """``[i]`` int64: the source that each token belongs to."""
+        ids = torch.empty(sum(len(group.positions) for group in self.groups), dtype=torch.int64)
+        for n, group in enumerate(self.groups):
+            ids[list(group.positions)] = n
+        return ids
+
+
+def resolve_sources(sources: Any, encoded: Encoded) -> Sources | None:
+    """The sources that the user asked for; ``None`` where each token is one.
+
+    Args:
+        sources: ``"token"``, ``"word"``, ``"sentence"``, or one group id per token, in any numbering.
+        encoded: the input.
+
+    Raises:
+        InputError: for an unknown unit, for ids that do not fit the tokens, or if the text is not known.
+    """
+    if isinstance(sources, str):
+        if sources not in UNITS:
+            raise InputError(
+                f"sources={sources!r}: use one of {', '.join(map(repr, UNITS))}, or a group id per token"
+            )
+        if sources == "token":
+            return None
+        if not encoded.texts:
+            raise InputError(
+                f"sources={sources!r} needs the text, but only token ids were given: give group ids instead"
+            )
+        groups = group_by_word(encoded.spans, encoded.special, encoded.texts)
+        if sources == "sentence":
+            groups = _by_sentence(groups, encoded)
+        return Sources("word" if sources == "word" else "sentence", tuple(groups), _names(groups, encoded))
+    return _from_ids(sources, encoded)
+
+
+def _from_ids(ids: Any, encoded: Encoded) -> Sources:
+    values = ids.tolist() if isinstance(ids, Tensor) else ids
+    if not isinstance(values, Sequence) or not all(
+        isinstance(i, int) and not isinstance(i, bool) for i in values
+    ):
+        raise InputError(f"sources must be a unit or one whole number per token, got {ids!r:.80}")
+    if len(values) != len(encoded):
+        raise InputError(
+            f"sources holds {len(values)} group ids for {len(encoded)} tokens (special ones count)"
+        )
+    members: dict[int, list[int]] = {}
+    for position, value in enumerate(values):
+        members.setdefault(value, []).append(position)
+    groups = [TokenGroup(tuple(m), _joint_span(m, encoded.spans)) for m in members.values()]
+    return Sources("group", tuple(groups), _names(groups, encoded))
+
+
+def _by_sentence(words: list[TokenGroup], encoded: Encoded) -> list[TokenGroup]:
+    ends = [[match.end() for match in _SENTENCE_END.finditer(text)] for text in encoded.texts]
+    members: dict[tuple[int, int], list[int]] = {}
+    for word in words:
+        if word.span is None or encoded.special[word.positions[0]]:
+            key = (-1, word.positions[0])  # stays alone
+        else:
+            segment, start, _ = word.span
+            key = (segment, sum(end <= start for end in ends[segment]))
+        members.setdefault(key, []).extend(word.positions)
+    return [TokenGroup(tuple(sorted(m)), _joint_span(m, encoded.spans)) for m in members.values()]
+
+
+def _joint_span(positions: Sequence[int], spans: Sequence[Span | None]) -> Span | None:
+    """The stretch of text from the first to the last token, if they follow one another in one text."""
+    known = [spans[p] for p in positions]
+    if any(span is None for span in known) or len({span[0] for span in known if span}) != 1:
+        return None
+    if max(positions) - min(positions) + 1 != len(positions):
+        return None
+    found = [span for span in known if span]
+    return found[0][0], min(span[1] for span in found), max(span[2] for span in found)
+
+
+def _names(groups: Sequence[TokenGroup], encoded: Encoded) -> tuple[str, ...]:
+    names = []
+    for group in groups:
+        if group.span is not None:
+            names.append(encoded.texts[group.span[0]][group.span[1] : group.span[2]])
+        else:
+            names.append(" ".join(encoded.tokens[p] for p in group.positions))
+    return tuple(names)
