@@ -69,7 +69,7 @@ def layout_text(explanation: Explanation) -> list[list[Piece]]:
             rest = text[cursors[current] :]
             row.extend([Piece(rest)] if rest else [])
     for index, text in enumerate(texts):
-        if index not in last and text:
+        if last and index not in last and text:  # without any span, nobody knows what was read
             rows.setdefault(index, []).append(Piece(text))
     return list(rows.values())
 

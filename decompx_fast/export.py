@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import secrets
+import stat
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -152,7 +153,9 @@ def atomic_write(path: str | os.PathLike[str], write: Callable[[str], object]) -
         _check_place(name, place, folder)
         temporary = os.path.join(folder, f".{secrets.token_hex(8)}.tmp")
         os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+        mode = os.stat(place if os.path.exists(place) else temporary).st_mode
         write(temporary)
+        os.chmod(temporary, stat.S_IMODE(mode))  # a writer that replaces the file may have set its own
         _flush_to_disk(temporary)
         os.replace(temporary, place)
         temporary = ""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsIndex, TypeAlias
@@ -12,6 +13,14 @@ from typing import TYPE_CHECKING, Any, SupportsIndex, TypeAlias
 import jinja2
 from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.measure import Measurement
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.segment import Segment
 from rich.style import Style
 from rich.table import Table
@@ -87,6 +96,29 @@ def terminal_view(explanation: Explanation, target: Target = None, *, encoding: 
     return Group(view.heading(), Text(), *view.texts(), Text(), view.legend(), Text(), *view.table())
 
 
+@contextmanager
+def progress_bar(total: int | None, *, console: Console | None = None) -> Iterator[Callable[[int], None]]:
+    """A bar on standard error while texts are explained; it goes away at the end.
+
+    Args:
+        total: how many texts; None if not known.
+        console: where to draw; standard error if None.
+
+    Yields:
+        A function to call with how many texts have been finished since its last call.
+    """
+    columns = (
+        TextColumn("Explaining"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console or Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("", total=total)
+        yield lambda count: progress.advance(task, count)
+
+
 class _Terminal:
     """The parts of the terminal view of one target."""
 
@@ -119,7 +151,8 @@ class _Terminal:
             Text(self.plain(f"{explanation.targets[column]}: {value_name(explanation, column)} {value}")),
         )
         grid.add_row("Sum", Text(parts))
-        grid.add_row(*completeness(explanation))
+        status, extent = completeness(explanation)
+        grid.add_row(status, Text(extent, style="bold" if status == "Incomplete" else ""))
         others = [name for index, name in enumerate(explanation.targets) if index != column]
         if others:
             shown = ", ".join(others[:CLASSES_SHOWN]) + (", ..." if len(others) > CLASSES_SHOWN else "")
