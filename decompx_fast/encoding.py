@@ -283,7 +283,7 @@ def _real_tokens(mask: Tensor | None, length: int, where: str) -> slice:
     first, last = int(kept[0]), int(kept[-1])
     if len(kept) != last - first + 1:
         raise InputError(
-            f"the attention_mask of {where} hides tokens between real ones: only padding at either end can be left out, "
+            f"the attention_mask of {where} hides tokens between real ones: only padding at either end can be dropped, "
             "so drop those tokens first"
         )
     return slice(first, last + 1)

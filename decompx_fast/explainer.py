@@ -11,19 +11,17 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from .config import LINEAR_BIAS_RULES, DecompXConfig
+from .config import DecompXConfig
+from .dispatch import attribute, choose_engine
 from .encoding import Encoded, Reader
-from .engines import reference
 from .engines.attribution import Attribution
 from .errors import InputError, OptionError
 from .explanation import Explanation, ProblemType, Site
 from .linearize.registry import HuggingFaceLinearization, find_family, linearize, max_positions, unwrap
 from .sources import Sources, resolve_sources
 from .targets import Targets, resolve_targets
-
-ENGINES = ("auto", "reference")
 
 DTYPES = {
     "float64": torch.float64,
@@ -79,7 +77,8 @@ class DecompX:
         self.model = model
         self.tokenizer = tokenizer
         self.config = (config or DecompXConfig()).replace(**options)
-        self.engine = _check_engine(engine)
+        self.engine = engine
+        choose_engine(engine, self.config, grouped=False)
         self.dtype = _check_dtype(dtype)
         self.batch_size = _check_batch_size(batch_size)
         self.name: str | None = None
@@ -204,7 +203,7 @@ class DecompX:
         job = _Job(
             explainer=self,
             config=self.config.replace(**options),
-            engine=self.engine if engine is None else _check_engine(engine),
+            engine=self.engine if engine is None else engine,
             dtype=self.dtype if dtype is None else _check_dtype(dtype),
             targets=resolve_targets(targets, self.labels),
             sources=sources,
@@ -230,12 +229,11 @@ class _Job:
         sources: Any,
     ) -> None:
         if not config.head and not targets.is_all:
-            raise OptionError(
-                "targets needs head=True: without the head, scores are norms and belong to no class"
-            )
+            raise OptionError("targets needs head=True: without the head, scores are norms and belong to no class")
         self.explainer = explainer
         self.config = config
-        self.engine = engine
+        grouped = not (isinstance(sources, str) and sources == "token")
+        self.engine = choose_engine(engine, config, grouped=grouped)
         self.dtype = dtype
         self.targets = targets
         self.sources = sources
@@ -249,10 +247,10 @@ class _Job:
         # Grad mode and inference mode are the caller's; nothing here needs either.
         with torch.inference_mode(False), torch.no_grad():
             linearization = self._linearize([encoded for encoded, _ in batch])
-            attribution, engine = self._attribute(linearization, [sources for _, sources in batch])
+            attribution = self._attribute(linearization, [sources for _, sources in batch])
         seconds = (time.perf_counter() - start) / len(batch)
         return [
-            self._explanation(n, encoded, sources, linearization, attribution, engine, seconds)
+            self._explanation(n, encoded, sources, linearization, attribution, seconds)
             for n, (encoded, sources) in enumerate(batch)
         ]
 
@@ -265,13 +263,18 @@ class _Job:
             constants = torch.float32
         return linearize(self.explainer.model, inputs, dtype=constants)
 
-    def _attribute(
-        self, linearization: HuggingFaceLinearization, sources: Sequence[Sources | None]
-    ) -> tuple[Attribution, str]:
+    def _attribute(self, linearization: HuggingFaceLinearization, sources: Sequence[Sources | None]) -> Attribution:
         ids = None
         if sources[0] is not None:
             ids = torch.stack([s.ids for s in sources if s is not None]).to(linearization.embedding.device)
-        return reference.attribute(linearization, self.config, dtype=self.dtype, sources=ids), "reference"
+        return attribute(
+            self.engine,
+            linearization,
+            self.config,
+            dtype=self.dtype,
+            sources=ids,
+            directions=self.targets.directions,
+        )
 
     def _explanation(
         self,
@@ -280,7 +283,6 @@ class _Job:
         sources: Sources | None,
         linearization: HuggingFaceLinearization,
         attribution: Attribution,
-        engine: str,
         seconds: float,
     ) -> Explanation:
         config, targets = self.config, self.targets
@@ -288,12 +290,9 @@ class _Job:
         if config.head:
             names, ids = targets.names, targets.ids
             target_logits = targets.select(logits)
-            scores = targets.select(attribution.scores[n].cpu())
-            bias_token = attribution.bias_token
-            bias_token = None if bias_token is None else targets.select(bias_token[n].cpu())
-            total = (
-                scores.double().sum(0) if bias_token is None else scores.double().sum(0) + bias_token.double()
-            )
+            scores = attribution.scores[n].cpu()
+            bias_token = None if attribution.bias_token is None else attribution.bias_token[n].cpu()
+            total = scores.double().sum(0) if bias_token is None else scores.double().sum(0) + bias_token.double()
             error = (total - target_logits.double()).abs().max().item()
         else:
             names, ids = ("norm",), (None,)
@@ -304,7 +303,7 @@ class _Job:
             scores, bias_token = scores[:-1], scores[-1]
         sites = None
         if attribution.sites is not None:
-            sites = tuple(Site(s.layer, s.place, targets.select(s.value[n].cpu())) for s in attribution.sites)
+            sites = tuple(Site(s.layer, s.place, s.value[n].cpu()) for s in attribution.sites)
         return Explanation(
             tokens=encoded.tokens if sources is None else sources.names,
             token_ids=tuple(encoded.inputs["input_ids"].tolist()) if sources is None else None,
@@ -323,7 +322,7 @@ class _Job:
             completeness_error=error,
             bias_token=bias_token,
             options=config.to_dict(),
-            engine=engine,  # type: ignore[arg-type]
+            engine=self.engine,  # type: ignore[arg-type]
             time_s=seconds,
             source_unit="token" if sources is None else sources.unit,
             stages={name: value[n].cpu() for name, value in attribution.stages.items()},
@@ -390,12 +389,6 @@ def _to_device(model: nn.Module, device: str | torch.device | None) -> nn.Module
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise InputError(f"device={str(device)!r} cannot be used here ({reason}): use 'cpu'") from error
-
-
-def _check_engine(engine: str) -> str:
-    if engine not in ENGINES:
-        raise OptionError(f"engine={engine!r} is not an engine: use one of {', '.join(map(repr, ENGINES))}")
-    return engine
 
 
 def _check_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:

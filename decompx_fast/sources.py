@@ -17,7 +17,7 @@ from .words import Span, TokenGroup, group_by_word
 
 UNITS = ("token", "word", "sentence")
 
-#: The end of a sentence: closing punctuation and what may follow it, then white space; or CJK punctuation; or a new line.
+#: The end of a sentence: closing punctuation, what may follow it, and white space; or CJK punctuation; or a new line.
 _SENTENCE_END = re.compile(r"""[.!?…]+["'”’)\]]*(?=\s)|[。！？]+["'”’」』）]*|\n+""")
 
 

@@ -1,0 +1,98 @@
+"""Which engine answers, and asking it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from .config import LINEAR_BIAS_RULES, DecompXConfig
+from .engines import adjoint, reference
+from .engines.attribution import Attribution
+from .errors import OptionError
+from .linearize.layer import Linearization
+
+EngineChoice = Literal["auto", "reference", "adjoint"]
+ENGINES: tuple[EngineChoice, ...] = ("auto", "reference", "adjoint")
+
+
+def choose_engine(engine: str, config: DecompXConfig, *, grouped: bool) -> str:
+    """The engine that will compute: the named one, or the fastest that can answer.
+
+    Args:
+        engine: one of :data:`ENGINES`.
+        config: what is asked.
+        grouped: whether sources are groups of tokens.
+
+    Raises:
+        OptionError: if there is no such engine, or the named one cannot answer, with the reason.
+    """
+    if engine not in ENGINES:
+        raise OptionError(f"engine={engine!r} is not an engine: use one of {', '.join(map(repr, ENGINES))}")
+    refusal = adjoint_refusal(config, grouped=grouped)
+    if engine == "adjoint" and refusal is not None:
+        raise OptionError(f"engine='adjoint' cannot answer: {refusal}")
+    if engine == "auto":
+        return "reference" if refusal is not None else "adjoint"
+    return engine
+
+
+def adjoint_refusal(config: DecompXConfig, *, grouped: bool) -> str | None:
+    """Why the adjoint engine cannot answer, or ``None``: it needs scores that are linear in the inputs."""
+    if config.bias not in LINEAR_BIAS_RULES:
+        return (
+            f"bias={config.bias!r} weighs biases by the vectors; it answers {', '.join(map(repr, LINEAR_BIAS_RULES))}"
+        )
+    if not config.head or config.aggregation != "vector":
+        return "it explains logits, so it needs head=True and aggregation='vector'"
+    if config.stages:
+        return "it forms no intermediate stages; leave stages out"
+    if grouped and (config.bias == "equal" or config.bias_token_split is not None):
+        return "shares among groups are not sums of shares among tokens; use tokens as sources, or another bias rule"
+    return None
+
+
+def attribute(
+    engine: str,
+    linearization: Linearization,
+    config: DecompXConfig,
+    *,
+    dtype: torch.dtype | None,
+    sources: Tensor | None,
+    directions: Tensor,
+) -> Attribution:
+    """Ask one engine for the scores of some directions over the classes.
+
+    Args:
+        engine: from :func:`choose_engine`.
+        linearization: a model on a batch.
+        config: the options.
+        dtype: of the decomposed state, where the engine has one.
+        sources: ``[b, i]`` group of each token, or ``None``.
+        directions: ``[m, C]`` float64.
+
+    Returns:
+        Scores ``[b, k, m]``; without a head, norms ``[b, k, 1]``.
+    """
+    if engine == "adjoint":
+        result = adjoint.attribute(linearization, config, directions=directions.to(linearization.embedding))
+        return result if sources is None else _grouped(result, sources)
+    result = reference.attribute(linearization, config, dtype=dtype, sources=sources)
+    return _select(result, directions) if config.head else result
+
+
+def _grouped(result: Attribution, sources: Tensor) -> Attribution:
+    """Scores of groups: where they are linear in the inputs, the sums of those of their tokens."""
+    shape = (result.scores.shape[0], int(sources.max()) + 1, result.scores.shape[2])
+    index = sources.unsqueeze(-1).expand_as(result.scores)
+    return replace(result, scores=result.scores.new_zeros(shape).scatter_add_(1, index, result.scores))
+
+
+def _select(result: Attribution, directions: Tensor) -> Attribution:
+    """Directions over the classes, from the scores of all classes."""
+    columns = directions.to(result.scores).T
+    bias_token = None if result.bias_token is None else result.bias_token @ columns
+    sites = result.sites and tuple(replace(site, value=site.value @ columns) for site in result.sites)
+    return replace(result, scores=result.scores @ columns, bias_token=bias_token, sites=sites)
