@@ -50,10 +50,7 @@ def to_dict(explanation: Explanation) -> dict[str, Any]:
     data["sites"] = (
         None
         if explanation.sites is None
-        else [
-            {"layer": site.layer, "place": site.place, "value": site.value.tolist()}
-            for site in explanation.sites
-        ]
+        else [{"layer": site.layer, "place": site.place, "value": site.value.tolist()} for site in explanation.sites]
     )
     return data
 
@@ -70,10 +67,7 @@ def to_dataframe(explanation: Explanation) -> pd.DataFrame:
     about = pandas.DataFrame(
         {
             "token": explanation.tokens,
-            "text": [
-                None if span is None else explanation.source_text(k)
-                for k, span in enumerate(explanation.spans)
-            ],
+            "text": [None if span is None else explanation.source_text(k) for k, span in enumerate(explanation.spans)],
             "segment": pandas.array([place[0] for place in places], dtype="Int64"),
             "start": pandas.array([place[1] for place in places], dtype="Int64"),
             "end": pandas.array([place[2] for place in places], dtype="Int64"),
@@ -82,9 +76,7 @@ def to_dataframe(explanation: Explanation) -> pd.DataFrame:
         index=index,
     )
     names = [f"score_{target}" for target in explanation.targets]
-    return pandas.concat(
-        [about, pandas.DataFrame(explanation.scores.numpy(), index=index, columns=names)], axis=1
-    )
+    return pandas.concat([about, pandas.DataFrame(explanation.scores.numpy(), index=index, columns=names)], axis=1)
 
 
 def save_explanation(explanation: Explanation, path: str | os.PathLike[str]) -> None:
@@ -94,9 +86,7 @@ def save_explanation(explanation: Explanation, path: str | os.PathLike[str]) -> 
         OutputError: if it cannot be written there.
         InputError: if ``options`` or ``metadata`` hold something that JSON cannot.
     """
-    tensors = {
-        name: getattr(explanation, name) for name in _TENSORS if getattr(explanation, name) is not None
-    }
+    tensors = {name: getattr(explanation, name) for name in _TENSORS if getattr(explanation, name) is not None}
     tensors |= {f"stage/{name}": value for name, value in explanation.stages.items()}
     data = _plain_fields(explanation)
     if explanation.sites is not None:
@@ -126,9 +116,7 @@ def load_explanation(path: str | os.PathLike[str]) -> Explanation:
             _check_header(name, header)
             tensors = {key: file.get_tensor(key) for key in file.keys()}
     except (SafetensorError, OSError) as error:
-        raise InputError(
-            f"{name} cannot be read as an explanation ({error}): save the explanation again."
-        ) from error
+        raise InputError(f"{name} cannot be read as an explanation ({error}): save the explanation again.") from error
     try:
         return _from_parts(json.loads(header["explanation"]), tensors)
     except (KeyError, TypeError, ValueError) as error:
@@ -175,19 +163,23 @@ def atomic_write(path: str | os.PathLike[str], write: Callable[[str], object]) -
         _flush_to_disk(folder, os.O_RDONLY | os.O_DIRECTORY)
 
 
+def check_place(path: str | os.PathLike[str]) -> None:
+    """Raise an OutputError if no file can be at ``path``; writes nothing."""
+    name = os.fspath(path)
+    place = os.path.realpath(name)
+    folder = os.path.dirname(place)
+    _check_place(name, place, folder)
+    if not os.access(folder, os.W_OK):
+        raise OutputError(f"{name} cannot be written: you may not write in {folder}. Choose another path.")
+
+
 def _check_place(name: str, place: str, folder: str) -> None:
     if os.path.isdir(place):
-        raise OutputError(
-            f"{name} is a directory: give a file in it, as {Path(name) / 'explanation.safetensors'}."
-        )
+        raise OutputError(f"{name} is a directory: give a file in it, as {Path(name) / 'explanation.safetensors'}.")
     if os.path.exists(place) and not os.path.isfile(place):
-        raise OutputError(
-            f"{name} is not a regular file, and replacing it would destroy it: choose another path."
-        )
+        raise OutputError(f"{name} is not a regular file, and replacing it would destroy it: choose another path.")
     if not os.path.isdir(folder):
-        raise OutputError(
-            f"{name} cannot be written: there is no folder {folder}. Create it, or choose another path."
-        )
+        raise OutputError(f"{name} cannot be written: there is no folder {folder}. Create it, or choose another path.")
 
 
 def _flush_to_disk(path: str, flags: int = os.O_RDWR) -> None:
@@ -220,13 +212,9 @@ def _plain_fields(explanation: Explanation) -> dict[str, Any]:
             continue
         value = getattr(explanation, field.name)
         try:
-            data[field.name] = json.loads(
-                json.dumps(dict(value) if field.name in ("options", "metadata") else value)
-            )
+            data[field.name] = json.loads(json.dumps(dict(value) if field.name in ("options", "metadata") else value))
         except (TypeError, ValueError) as error:
-            raise InputError(
-                f"{field.name} must hold plain JSON values only, got {value!r} ({error})."
-            ) from error
+            raise InputError(f"{field.name} must hold plain JSON values only, got {value!r} ({error}).") from error
     return data
 
 

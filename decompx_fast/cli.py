@@ -1,0 +1,224 @@
+"""The command line: ``decompx-fast explain`` and ``decompx-fast doctor``.
+
+Exit codes: 0 for success, 2 for a wrong use of the command, 1 for everything else. An error is one line on standard
+error.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from typing import IO, TYPE_CHECKING, Any, get_args
+
+import click
+
+from .config import BiasRule, Variant
+from .errors import DecompXError, InputError, OptionError
+
+if TYPE_CHECKING:
+    from .explainer import DecompX
+    from .explanation import Explanation
+
+PROGRAM = "decompx-fast"
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name=PROGRAM)
+def cli() -> None:
+    """Explain what each token contributed to a classifier's decision (DecompX)."""
+
+
+@cli.command()
+@click.argument("texts", nargs=-1, metavar="TEXT...")
+@click.option("--model", metavar="PATH", help="A classifier's folder or hub id. [default: the embedded demo model]")
+@click.option("--file", "file", metavar="FILE", help="Also explain each line of a UTF-8 file; '-' for standard input.")
+@click.option("--target", "targets", multiple=True, metavar="CLASS", help="A class by name or index; repeatable.")
+@click.option("--bias", type=click.Choice(get_args(BiasRule)), help="How biases are shared. [default: absdot]")
+@click.option("--variant", type=click.Choice(get_args(Variant)), help="[default: paper]")
+@click.option("--engine", metavar="ENGINE", help="Which engine computes. [default: the fastest that can answer]")
+@click.option(
+    "--dtype", metavar="DTYPE", help="Precision of the decomposition, such as float64. [default: the model's]"
+)
+@click.option("--device", metavar="DEVICE", help="Where to compute, such as cuda. [default: cpu]")
+@click.option("--batch-size", type=click.IntRange(min=1), metavar="N", help="Texts computed together. [default: fits]")
+@click.option("--truncate", is_flag=True, help="Cut texts that are too long for the model, with a warning.")
+@click.option("--words", is_flag=True, help="Merge the tokens of each word.")
+@click.option("--html", metavar="OUT", help="Write a page that shows the explanations.")
+@click.option("--json", "json_", metavar="OUT", help="Write a JSON array of explanations; '-' for standard output.")
+@click.option("--quiet", is_flag=True, help="Print no tables.")
+def explain(
+    texts: tuple[str, ...],
+    model: str | None,
+    file: str | None,
+    targets: tuple[str, ...],
+    words: bool,
+    html: str | None,
+    json_: str | None,
+    quiet: bool,
+    **options: Any,
+) -> None:
+    """Explain each TEXT, and each line of a file.
+
+    \b
+    Prints for every text which tokens pushed the model to its answer, and by how much. The scores add up to the
+    logit of the class.
+    """
+    if not texts and file is None:
+        raise click.UsageError("there is nothing to explain: give a TEXT, or --file FILE")
+    for path in (html, None if json_ == "-" else json_):
+        _check_writable(path)
+    lines = [] if file is None else _read_lines(file)
+    explainer = _load(model, options.pop("device"))
+    wanted = {name: value for name, value in options.items() if value is not None}
+    wanted["targets"] = [_class(target, explainer.labels) for target in targets] or None
+    explanations = explainer.explain_iter([*texts, *lines], **wanted)
+    if words:
+        explanations = (explanation.words() for explanation in explanations)
+    _deliver(explanations, html, json_, show=not quiet and json_ != "-")
+
+
+@cli.command()
+def doctor() -> None:
+    """Print versions, devices, and which backends can be used and why not."""
+    from .doctor import report
+
+    report()
+
+
+def _load(model: str | None, device: str | None) -> DecompX:
+    from .explainer import DecompX
+
+    return DecompX.demo(device=device) if model is None else DecompX.from_pretrained(model, device=device)
+
+
+def _class(target: str, labels: tuple[str, ...]) -> str | int:
+    """A class's name, or its index where no class has that name."""
+    return int(target) if target.isdecimal() and target not in labels else target
+
+
+def _read_lines(path: str) -> list[str]:
+    """The lines of a UTF-8 file that are not blank."""
+    name = "standard input" if path == "-" else path
+    if path != "-" and os.path.isdir(path):
+        raise InputError(f"{path} is a directory: give a text file with one text per line")
+    try:
+        if path == "-":
+            data = sys.stdin.buffer.read()
+        else:
+            with open(path, "rb") as stream:
+                data = stream.read()
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror or error}") from error
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data[: error.start].count(b"\n") + 1
+        raise InputError(f"{name} is not UTF-8 (line {line}, byte {error.start}): convert it first") from error
+    lines = [line for line in text.splitlines() if line.strip()]
+    if not lines:
+        raise InputError(f"{name} is empty ({len(data)} bytes): it needs one text per line")
+    return lines
+
+
+def _check_writable(path: str | None) -> None:
+    """Refuse a place that cannot be written before the work is done rather than after."""
+    from .export import check_place
+
+    if path is not None:
+        check_place(path)
+
+
+def _deliver(explanations: Iterable[Explanation], html: str | None, json_: str | None, *, show: bool) -> None:
+    """Print each explanation as it is done; files appear once all are."""
+    from .export import atomic_write
+    from .render import render_page
+
+    kept: list[Explanation] = []
+
+    def each() -> Iterator[Explanation]:
+        for n, explanation in enumerate(explanations):
+            if show:
+                if n:
+                    click.echo()
+                explanation.show()
+            if html is not None:
+                kept.append(explanation)
+            yield explanation
+
+    if json_ == "-":
+        _write_array(each(), sys.stdout)
+    elif json_ is not None:
+        atomic_write(json_, _with_stream(lambda stream: _write_array(each(), stream)))
+    else:
+        for _ in each():
+            pass
+    if html is not None:
+        page = render_page(kept)
+        atomic_write(html, _with_stream(lambda stream: stream.write(page)))
+
+
+def _with_stream(write: Callable[[IO[str]], object]) -> Callable[[str], None]:
+    def write_path(path: str) -> None:
+        with open(path, "w", encoding="utf-8") as stream:
+            write(stream)
+
+    return write_path
+
+
+def _write_array(explanations: Iterable[Explanation], stream: IO[str]) -> None:
+    """A JSON array, one element per line, written as the elements come."""
+    separator = "[\n"
+    for explanation in explanations:
+        stream.write(separator + json.dumps(explanation.to_dict(), ensure_ascii=False))
+        separator = ",\n"
+    stream.write("\n]\n")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line and return its exit code."""
+    warnings.showwarning = _show_warning
+    try:
+        return cli.main(args=arguments, prog_name=PROGRAM, standalone_mode=False) or 0
+    except click.exceptions.Exit as stop:
+        return stop.exit_code
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.ctx.get_help() if error.ctx else "", err=True)
+        return 2
+    except click.ClickException as error:
+        return _fail(error.format_message(), 2)
+    except OptionError as error:
+        return _fail(str(error), 2)
+    except (DecompXError, MemoryError) as error:
+        return _fail(str(error) or "not enough memory", 1)
+    except (KeyboardInterrupt, click.exceptions.Abort):
+        return _fail("interrupted", 1)
+    except BrokenPipeError:
+        # The reader has gone; Python would complain once more when it flushes standard output at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except Exception as error:
+        if os.environ.get("DECOMPX_FAST_TRACEBACK"):
+            raise
+        hint = "set DECOMPX_FAST_TRACEBACK=1 to see where"
+        return _fail(f"unexpected {type(error).__name__}: {error} ({hint})", 1)
+
+
+def _show_warning(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
+    if issubclass(category, UserWarning):
+        click.echo(f"{PROGRAM}: warning: {_one_line(message)}", err=True)
+
+
+def _fail(message: str, code: int) -> int:
+    click.echo(f"{PROGRAM}: {_one_line(message)}", err=True)
+    return code
+
+
+def _one_line(message: object) -> str:
+    return " ".join(str(message).split())
+
+
+if __name__ == "__main__":
+    sys.exit(main())
