@@ -158,6 +158,9 @@ def fake_kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return site
 
 
+PRINT_SITE_PACKAGES = "import sysconfig; print(sysconfig.get_path('purelib'))"
+
+
 class Environment(NamedTuple):
     """A virtual environment where the package is installed, and where its code should come from."""
 
@@ -174,7 +177,7 @@ def environment(
     folder = tmp_path_factory.mktemp(request.param)
     python("-m", "venv", "--without-pip", folder, cwd=folder)
     executable = folder / "bin" / "python"
-    site_packages = Path(sysconfig.get_path("purelib", "venv", {"base": str(folder)}))
+    site_packages = Path(python("-c", PRINT_SITE_PACKAGES, cwd=folder, executable=executable).strip())
     # Folders only: what the running environment has installed as editable stays out.
     outside = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
     (site_packages / "outside.pth").write_text("".join(f"{path}\n" for path in outside))
