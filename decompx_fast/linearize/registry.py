@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -86,10 +86,12 @@ def describe(model: nn.Module) -> ModelSpec:
 def undisturbed(model: nn.Module) -> Iterator[None]:
     """Eval mode and no compiled code inside; every module's mode restored afterwards, whatever happens."""
     training = [module for module in model.modules() if module.training]
+    # Only where it is needed: changing the stance imports the compiler, which takes seconds.
+    compiled = any(getattr(module, "_compiled_call_impl", None) is not None for module in model.modules())
     try:
         for module in training:
             module.training = False
-        with torch.compiler.set_stance("force_eager"):
+        with torch.compiler.set_stance("force_eager") if compiled else nullcontext():
             yield
     finally:
         for module in training:
