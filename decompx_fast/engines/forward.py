@@ -1,0 +1,365 @@
+"""The forward engine: the whole ``N x K x d`` propagation, in place, in blocks.
+
+The state ``X`` ``[b, i, k, d]`` exists once. Attention is applied to it block of sources by block, everything
+position-wise block of rows by block (:mod:`.direct_path`, or :mod:`.operator_path` as one matrix per position). The
+results are those of the reference engine.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..activations import get_activation, linear_piece
+from ..config import DecompXConfig
+from ..errors import InputError, OptionError
+from ..linearize.layer import Attention, Linearization, LinearizedLayer, Norm, Sublayer
+from .attention_path import Mixing, attend_, attend_first, attend_row
+from .attribution import Attribution
+from .bias import add_bias
+from .blocks import Workspace, blocks, wide
+from .direct_path import at_rows, finish_sublayer_
+from .plan import ModelShape, Plan, plan
+from .sharing import PendingBias, Sharing
+
+#: The stages that this engine can keep: the others never exist for all sources at once.
+STAGES = ("encoder", "aggregated", "pooler")
+
+
+def attribute(
+    linearization: Linearization,
+    config: DecompXConfig,
+    *,
+    dtype: torch.dtype | None = None,
+    sources: Tensor | None = None,
+    path: str = "auto",
+    backend: str = "auto",
+    workspace_bytes: int | None = None,
+) -> Attribution:
+    """Decompose the logits of a batch.
+
+    Args:
+        linearization: a model on one batch of equally long inputs.
+        config: any, with ``aggregation="vector"`` and no stages but ``encoder``, ``aggregated`` and ``pooler``, as
+            ``norm`` or ``vector``.
+        dtype: of the decomposed state; ``None`` for that of the linearisation. Sums, shares and dots are taken in
+            float32 at least.
+        sources: ``[b, i]`` integers, the source that each token belongs to, numbered from 0; ``None``: each is its
+            own.
+        path: ``direct`` applies one component after the other; ``operator`` builds one matrix per position, which
+            needs post-norm layers and a rule that no norm of a vector enters; ``auto`` takes what costs fewer
+            operations.
+        backend: of the ops: ``auto``, ``triton`` or ``torch``.
+        workspace_bytes: how much memory all but the state may take, if one row and one source fit in it; ``None``:
+            :func:`decompx_fast.engines.plan.default_workspace`.
+
+    Returns:
+        Scores of every class, and the stages that were asked for.
+
+    Raises:
+        OptionError: for what only the reference engine does, or a path that the model or the rule does not have.
+        PlanError: if it cannot fit in the free memory, with the numbers and the ways out.
+        BackendError: if the named backend cannot be used.
+
+    Source: DecompX (ACL 2023), section 3; the authors' code for ``variant="released"``.
+    """
+    check_options(config)
+    run: _Run | None = None
+    with torch.no_grad():
+        for layer in linearization.layers():
+            if run is None:
+                run = _start(linearization, layer, config, dtype, sources, path, backend, workspace_bytes)
+            run.apply(layer)
+        if run is None:
+            raise InputError("linearization has no layers")
+        return run.finish()
+
+
+def check_options(config: DecompXConfig) -> None:
+    """Whether this engine has these options.
+
+    Raises:
+        OptionError: names the option and the engine that has it.
+    """
+    ways = "use engine='reference'"
+    if config.aggregation != "vector":
+        raise OptionError(f"aggregation={config.aggregation!r} is not in the forward engine: {ways}")
+    for stage in config.stages:
+        if stage not in STAGES:
+            raise OptionError(
+                f"stages={stage!r} is not kept by the forward engine, which keeps {', '.join(STAGES)}: {ways}"
+            )
+    if config.stages and config.stage_output == "distance":
+        raise OptionError(f"stage_output='distance' is not in the forward engine: {ways}")
+
+
+def _start(
+    linearization: Linearization,
+    layer: LinearizedLayer,
+    config: DecompXConfig,
+    dtype: torch.dtype | None,
+    sources: Tensor | None,
+    path: str,
+    backend: str,
+    workspace_bytes: int | None,
+) -> _Run:
+    embedding = linearization.embedding
+    dtype = dtype or embedding.dtype
+    b, n, _ = embedding.shape
+    n_sources = n if sources is None else _count_sources(sources, b, n)
+    the_plan = plan(
+        ModelShape.from_linearization(linearization, layer),
+        n,
+        n_sources,
+        b,
+        dtype=dtype,
+        config=config,
+        path=path,
+        workspace_bytes=workspace_bytes,
+        device=embedding.device,
+    )
+    the_plan.check()
+    member = torch.arange(n, device=embedding.device).expand(b, n) if sources is None else sources
+    workspace = Workspace(the_plan.buffer_numel, dtype, embedding.device)
+    mixing = Mixing(
+        config.bias,
+        config.variant,
+        backend,
+        the_plan.block_sources,
+        the_plan.block_alpha_rows,
+        workspace,
+        member.to(embedding.device),
+        grouped=sources is not None,
+    )
+    return _Run(linearization, config, the_plan, workspace, mixing, Sharing(config.bias, backend), dtype, n_sources)
+
+
+def _count_sources(sources: Tensor, b: int, n: int) -> int:
+    """How many sources there are.
+
+    Raises:
+        InputError: if they are not numbered.
+    """
+    if tuple(sources.shape) != (b, n) or sources.is_floating_point() or sources.dtype == torch.bool:
+        raise InputError(
+            f"sources must be integers of the shape [{b}, {n}], one for each token, got {sources.dtype} "
+            f"{list(sources.shape)}"
+        )
+    if int(sources.min()) < 0:
+        raise InputError(f"sources are numbered from 0, got {int(sources.min())}")
+    return int(sources.max()) + 1
+
+
+@dataclass
+class _Run:
+    """One explanation under way: the state, and what every layer needs to move it on."""
+
+    linearization: Linearization
+    config: DecompXConfig
+    plan: Plan
+    workspace: Workspace
+    mixing: Mixing
+    sharing: Sharing
+    dtype: torch.dtype
+    n_sources: int
+
+    def __post_init__(self) -> None:
+        self.embedding = self.linearization.embedding.to(self.dtype)
+        b, n, d = self.embedding.shape
+        # [b, i, k, d]; the last layer leaves [b, 1, k, d] of it where only one position is read
+        self.x = self.embedding.new_empty(b, n, self.n_sources + self.sharing.collects, d)
+        self.stages: dict[str, Tensor] = {}
+        self.keeps_rows = not {"encoder", "aggregated"}.isdisjoint(self.config.stages)
+
+    def apply(self, layer: LinearizedLayer) -> None:
+        """Move the state through one layer."""
+        last = layer.index == self.linearization.num_layers - 1
+        if last:
+            self.head = self.linearization.head(layer.output)
+            self.output = layer.output
+        parts = segments(layer.sublayers)
+        for number, part in enumerate(parts):
+            first = layer.index == 0 and number == 0
+            ride = layer.index == 0 and self.config.variant == "released"
+            if last and number == len(parts) - 1 and not self.keeps_rows:
+                self._segment_at_row(part, self.head.position, first=first, ride=ride)
+            else:
+                self._segment(part, first=first, ride=ride)
+        self._keep("encoder", layer.index, self.x)
+        self._keep("aggregated", layer.index, self.x)
+
+    def _segment(self, part: Sequence[Sublayer], *, first: bool, ride: bool) -> None:
+        """An attention and everything position-wise after it, for all positions."""
+        pending, branch = None, None
+        if part[0].has_attention:
+            pending, branch = self._attend(part[0], first=first, ride=ride)
+        elif first:
+            self._put_embedding()
+        for rows in blocks(self.x.shape[0] * self.x.shape[1], self.plan.block_rows):
+            self._finish(part, self.x, branch, pending, rows, rows)
+
+    def _segment_at_row(self, part: Sequence[Sublayer], position: int, *, first: bool, ride: bool) -> None:
+        """The same for one position, which is all that remains of the state."""
+        b, n = self.x.shape[:2]
+        if first:
+            self._put_embedding()
+        pending, branch = None, None
+        if part[0].has_attention:
+            op, pre_norm = _attention_of(part[0]), part[0].pre_norm if self.config.ln1 else None
+            shares = self._norm_shares(pre_norm)
+            branch, pending = attend_row(
+                self.x, position, op, self.mixing, pre_norm=pre_norm, pre_shares=shares, ride=ride
+            )
+        self.x = self.x[:, position : position + 1].clone()
+        for items in blocks(b, self.plan.block_rows):
+            constants = slice(items.start * n + position, (items.stop - 1) * n + position + 1, n)
+            self._finish(part, self.x, branch, pending, items, constants)
+
+    def _finish(
+        self,
+        part: Sequence[Sublayer],
+        x: Tensor,
+        branch: Tensor | None,
+        pending: PendingBias | None,
+        rows: slice,
+        constants: slice,
+    ) -> None:
+        """Everything position-wise of a segment, at some rows of the state and their constants."""
+        x = x.flatten(0, 1)[None, rows]  # [1, p, k, d]
+        for sublayer in part:
+            finish_sublayer_(
+                x,
+                at_rows(sublayer, constants),
+                self.config,
+                self.sharing,
+                self.workspace,
+                pending=None if pending is None else pending.at(rows),
+                branch=None if branch is None else branch.flatten(0, 1)[None, rows],
+            )
+            pending, branch = None, None
+
+    def _attend(self, sublayer: Sublayer, *, first: bool, ride: bool) -> tuple[PendingBias | None, Tensor | None]:
+        """Add what the attention gives to the state, or return it apart where that is normed or joined by others."""
+        op, pre_norm = _attention_of(sublayer), sublayer.pre_norm if self.config.ln1 else None
+        apart = keeps_branch(sublayer, self.config)
+        start = self._first_input(pre_norm) if first and not apart else None
+        if start is not None:
+            u, common = start
+            pending = attend_first(self.x, u, op, self.mixing, common=common, ride=ride)
+            self._add_embedding()
+            return pending, None
+        if first:
+            self._put_embedding()
+        shares = self._norm_shares(pre_norm)
+        branch = torch.zeros_like(self.x) if apart else None
+        pending = attend_(self.x, op, self.mixing, pre_norm=pre_norm, pre_shares=shares, ride=ride, out=branch)
+        return pending, branch
+
+    def _first_input(self, norm: Norm | None) -> tuple[Tensor, Tensor | None] | None:
+        """What the first attention reads where each token's vector is its own source's alone, and what one source has
+        at every position beside it; ``None`` where a token has no vector, so that all sources share the bias."""
+        if norm is None:
+            return self.embedding, None
+        u = norm.linear(self.linearization.embedding)
+        if norm.bias is None or self.config.bias == "none":
+            return u.to(self.dtype), None
+        if self.config.bias in ("cls", "bias_token"):
+            return u.to(self.dtype), norm.bias.to(self.dtype)
+        return None if bool((u == 0).all(-1).any()) else ((u + norm.bias).to(self.dtype), None)
+
+    def _put_embedding(self) -> None:
+        """``X[i,k] = x[i]`` where token ``i`` belongs to source ``k``, else 0."""
+        self.x.zero_()
+        self._add_embedding()
+
+    def _add_embedding(self) -> None:
+        b, n = self.x.shape[:2]
+        items = torch.arange(b, device=self.x.device)[:, None]
+        tokens = torch.arange(n, device=self.x.device)
+        self.x[items, tokens, self.mixing.member] += self.embedding
+
+    def _norm_shares(self, norm: Norm | None) -> Tensor | None:
+        """How the bias of a norm before an attention is shared, ``[b, i, k]``; the state stays as it is."""
+        if norm is None or norm.bias is None or self.config.bias == "none":
+            return None
+        b, n, k, d = self.x.shape
+        shares = self.x.new_empty(1, b * n, k, dtype=wide(self.dtype))
+        for rows in blocks(b * n, self.plan.block_rows):
+            (u,) = self.workspace.take((1, rows.stop - rows.start, k, d))
+            u.copy_(self.x.flatten(0, 1)[None, rows])
+            std = norm.std.reshape(1, -1)[:, rows]
+            self.sharing.norm_(u, dataclasses.replace(norm, std=std, bias=None))
+            shares[:, rows] = self.sharing.shares(u.to(shares.dtype), norm.bias)
+        return shares.view(b, n, k)
+
+    def _keep(self, stage: str, layer: int, x: Tensor) -> None:
+        if stage in self.config.stages:
+            norms = self.config.stage_output == "norm"
+            self.stages[f"{stage}.{layer}"] = (
+                torch.linalg.vector_norm(x, dim=-1, dtype=wide(x.dtype)) if norms else x.clone()
+            )
+
+    def finish(self) -> Attribution:
+        """The scores at the position that the head reads, in float32 at least."""
+        position = self.head.position
+        row = self.x[:, position if self.keeps_rows else 0].to(wide(self.dtype))  # [b, k, d]
+        if not self.config.head:
+            true = self.output if self.keeps_rows else self.output[:, position : position + 1]
+            gap = (self.x.sum(2, dtype=row.dtype) - true).abs().amax((1, 2)).double()
+            return Attribution(row.norm(dim=-1).unsqueeze(-1), None, gap, self.stages)
+        scores, bias_token = self._through_head(row), None
+        if self.sharing.collects:
+            scores, bias_token = scores[:, :-1], scores[:, -1]
+            if self.config.bias_token_split is not None:
+                scores, bias_token = add_bias(scores, bias_token, self.config.bias_token_split), None
+        total = scores.sum(1) if bias_token is None else scores.sum(1) + bias_token
+        gap = (total - self.linearization.logits).abs().amax(-1).double()
+        return Attribution(scores, bias_token, gap, self.stages)
+
+    def _through_head(self, x: Tensor) -> Tensor:
+        """``[b, k, d]`` to ``[b, k, c]``."""
+        rule = self.config.bias
+        for number, step in enumerate(self.head.steps):
+            x = add_bias(x @ step.weight.to(x.dtype), step.bias, rule)
+            if step.activation is not None:
+                approximation = self.config.tanh if step.activation == "tanh" else self.config.activation
+                slope, intercept = linear_piece(get_activation(step.activation), step.preactivation, approximation)
+                x = add_bias(x * slope.unsqueeze(1).to(x.dtype), intercept, rule)
+            if number == 0:
+                self._keep("pooler", self.linearization.num_layers - 1, x)
+        return x
+
+
+def segments(sublayers: Sequence[Sublayer]) -> list[list[Sublayer]]:
+    """A layer cut before each attention: what follows it up to the next is position-wise."""
+    parts: list[list[Sublayer]] = []
+    for sublayer in sublayers:
+        if sublayer.has_attention or not parts:
+            parts.append([])
+        parts[-1].append(sublayer)
+    return parts
+
+
+def keeps_branch(sublayer: Sublayer, config: DecompXConfig) -> bool:
+    """Whether what the attention gives cannot be added to the state at once: it is normed before, or another
+    operation still reads the state."""
+    others = config.ffn and len(sublayer.ops) > 1
+    return others or (config.ln1 and sublayer.out_norm is not None)
+
+
+def _attention_of(sublayer: Sublayer) -> Attention:
+    """The attention of a sublayer.
+
+    Raises:
+        OptionError: if it has several.
+    """
+    found = [op for op in sublayer.ops if isinstance(op, Attention)]
+    if len(found) > 1:
+        raise OptionError(
+            f"a sublayer with {len(found)} attentions in parallel is not in the forward engine: use engine='reference'"
+        )
+    return found[0]

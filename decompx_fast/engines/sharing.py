@@ -1,0 +1,149 @@
+"""Sharing biases in the forward engine: in place through the ops, or by numbers collected block by block."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..linearize.layer import Norm
+from ..ops import activation_, bias_shares, bias_split_, functional_dots, layernorm_, vector_shares
+from ..ops.shares import nonzero_sources
+from .blocks import wide
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """How a bias reaches the sources: by a rule of the ops, or to the last source (``bias_token``).
+
+    Attributes:
+        rule: of the configuration.
+        backend: of the ops.
+    """
+
+    rule: str
+    backend: str
+
+    @property
+    def collects(self) -> bool:
+        """Whether the last source takes every bias, so that the ops share none."""
+        return self.rule == "bias_token"
+
+    @property
+    def _options(self) -> dict[str, str]:
+        return {"rule": "none" if self.collects else self.rule, "backend": self.backend}
+
+    def add_(self, x: Tensor, bias: Tensor | None) -> None:
+        """``x[i,k] <- x[i,k] + omega[i,k] bias``, weights taken from ``x`` ``[1, p, k, d]``; ``bias`` is ``[d]``."""
+        if bias is None or self.rule == "none":
+            return
+        bias = bias.to(wide(x.dtype))
+        if self.collects:
+            x[..., -1, :] += bias
+        else:
+            bias_split_(x, bias, **self._options)  # type: ignore[arg-type]
+
+    def norm_(self, x: Tensor, norm: Norm | None) -> None:
+        """Equation 7: the linear part of a norm, then its bias shared; ``norm.std`` is ``[1, p]``."""
+        if norm is None:
+            return
+        weight, bias = _to(norm.weight, x), _to(norm.bias, x)
+        shared = None if self.collects else bias
+        layernorm_(x, norm.std, weight, shared, centre=norm.centre, **self._options)  # type: ignore[arg-type]
+        if self.collects and bias is not None:
+            x[..., -1, :] += bias
+
+    def activate_(self, a: Tensor, slope: Tensor, bias: Tensor | None, intercept: Tensor | None) -> None:
+        """Equation 9: the bias before an activation, its slope ``[1, p, f]``, and its intercept shared likewise."""
+        bias, intercept = _to(bias, a), _to(intercept, a)
+        if not self.collects:
+            activation_(a, _to(slope, a), bias, intercept=intercept, **self._options)  # type: ignore[arg-type]
+            return
+        if bias is not None:
+            a[..., -1, :] += bias
+        activation_(a, _to(slope, a), **self._options)  # type: ignore[arg-type]
+        if intercept is not None:
+            a[..., -1, :] += intercept
+
+    def shares(self, u: Tensor, bias: Tensor | None) -> Tensor | None:
+        """``[1, p, k]``, the share of each source by the vectors ``u`` ``[1, p, k, d]``, float32 at least; ``None``
+        where no bias is added."""
+        if bias is None or self.rule == "none":
+            return None
+        if self.collects:
+            shares = u.new_zeros(u.shape[:-1])
+            shares[..., -1] = 1
+            return shares
+        return vector_shares(u, bias.to(u.dtype), rule=self.rule)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class PendingBias:
+    """A bias ``[d]`` that is still to be added: by ``shares`` ``[b, i, k]`` if they are known, else by the rule."""
+
+    vector: Tensor
+    shares: Tensor | None = None
+
+    def at(self, rows: slice) -> PendingBias:
+        """The same at some positions of the joined axis of batch and positions, ``[1, p, k]``."""
+        return self if self.shares is None else PendingBias(self.vector, self.shares.flatten(0, 1)[None, rows])
+
+    def add_(self, x: Tensor, sharing: Sharing) -> None:
+        """Add it to ``x`` ``[1, p, k, d]``."""
+        if self.shares is None:
+            sharing.add_(x, self.vector)
+        else:
+            x.addcmul_(self.shares.unsqueeze(-1).to(x.dtype), self.vector.to(x.dtype))
+
+
+class ShareCollector:
+    """Collects, block of sources by block, what a rule needs in order to share a bias by vectors that do not stay.
+
+    Args:
+        bias: ``[d]``.
+        rule: one of :attr:`RULES`.
+        like: ``[b, i, k, d]``, the shape and dtype of the vectors.
+        backend: of the op that takes the dots.
+    """
+
+    #: The rules that look at vectors.
+    RULES = ("absdot", "dot", "abssim", "norm", "equal")
+
+    def __init__(self, bias: Tensor, rule: str, like: Tensor, backend: str) -> None:
+        self._bias = bias.to(wide(like.dtype))
+        self._rule = rule
+        self._backend = backend
+        self._weights = torch.zeros(like.shape[:-1], dtype=self._bias.dtype, device=like.device)
+        self._nonzero: Tensor | None = None
+
+    def add(self, z: Tensor, sources: slice) -> None:
+        """The vectors ``[b, i, k, d]`` of some sources."""
+        weights = self._weigh(z)
+        self._weights[:, :, sources] = weights
+        # Which vectors are zero matters only where the weights add up to nothing, which is rare, and costs a read.
+        if self._rule == "dot" or bool((weights.sum(-1) == 0).any()):
+            if self._nonzero is None:
+                self._nonzero = torch.ones_like(self._weights, dtype=torch.bool)
+            self._nonzero[:, :, sources] = nonzero_sources(z)
+
+    def shares(self) -> Tensor:
+        """``[b, i, k]``, adding up to one over the sources."""
+        return bias_shares(self._weights, rule="dot", nonzero=self._nonzero)
+
+    def _weigh(self, z: Tensor) -> Tensor:
+        if self._rule == "equal":
+            return nonzero_sources(z).to(self._weights.dtype)
+        if self._rule == "norm":
+            return torch.linalg.vector_norm(z, dim=-1, dtype=self._weights.dtype)
+        functional = self._bias.expand(*z.shape[:2], 1, -1)
+        dots = functional_dots(z, functional, backend=self._backend).squeeze(-1)
+        if self._rule == "abssim":
+            norms = torch.linalg.vector_norm(z, dim=-1, dtype=self._weights.dtype)
+            return torch.where(norms > 0, dots.abs() / norms, torch.zeros_like(norms))
+        return dots if self._rule == "dot" else dots.abs()
+
+
+def _to(constant: Tensor | None, x: Tensor) -> Tensor | None:
+    """A constant in the dtype in which it is combined with ``x``."""
+    return None if constant is None else constant.to(wide(x.dtype))

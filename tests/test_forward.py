@@ -1,0 +1,277 @@
+"""The forward engine against the reference engine (float64: 1e-10 of the largest score), and the golden files.
+
+The rule ``dot`` divides by a signed sum that may nearly cancel, so that rounding is amplified: 1e-6 there.
+"""
+
+from __future__ import annotations
+
+import golden
+import pytest
+import synthetic
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from decompx_fast.config import DecompXConfig
+from decompx_fast.engines import forward, reference
+from decompx_fast.errors import BackendError, InputError, OptionError
+from decompx_fast.linearize.registry import linearize
+
+RULES = ("absdot", "abssim", "norm", "equal", "cls", "dot", "bias_token", "none")
+FUNCTIONAL_RULES = ("absdot", "equal", "cls", "dot", "bias_token", "none")
+TINY = 1  # bytes: every block becomes one source or one row
+
+
+def tolerance(config):
+    return 1e-6 if "dot" in (config.bias, config.bias_token_split) else 1e-10
+
+
+def relative(ours, theirs):
+    assert ours.shape == theirs.shape
+    return ((ours.double() - theirs.double()).abs().max() / theirs.abs().max().clamp_min(1e-30)).item()
+
+
+def check_same(linearization, config, *, limit=None, sources=None, **options):
+    """The forward engine gives what the reference engine gives."""
+    limit = tolerance(config) if limit is None else limit
+    ours = forward.attribute(linearization, config, sources=sources, **options)
+    theirs = reference.attribute(linearization, config, sources=sources, dtype=options.get("dtype"))
+    assert relative(ours.scores, theirs.scores) < limit
+    assert (ours.bias_token is None) == (theirs.bias_token is None)
+    if theirs.bias_token is not None:
+        assert relative(ours.bias_token, theirs.bias_token) < limit
+    assert ours.gap.shape == theirs.gap.shape
+    if config.is_complete:
+        assert ours.gap.max() < limit * theirs.scores.abs().max()
+    assert ours.stages.keys() == theirs.stages.keys()
+    for name in ours.stages:
+        assert relative(ours.stages[name], theirs.stages[name]) < limit
+    return ours
+
+
+@pytest.mark.parametrize("path", ["direct"])
+@pytest.mark.parametrize("variant", ["paper", "released"])
+@pytest.mark.parametrize("rule", FUNCTIONAL_RULES + ("norm", "abssim"))
+def test_forward_matches_reference_for_every_rule(rule, variant, path):
+    for family in synthetic.FAMILIES:
+        linearization = synthetic.hugging_face(family, batch=2, n=7)
+        for activation in ("zero_origin", "linear", "relu"):
+            config = DecompXConfig(bias=rule, variant=variant, activation=activation)
+            check_same(linearization, config, path=path)
+
+
+@pytest.mark.parametrize("path", ["direct"])
+@pytest.mark.parametrize("batch", [1, 2, 3])
+@pytest.mark.parametrize("n", [1, 2, 7, 33])
+def test_forward_matches_reference_for_every_size(n, batch, path):
+    linearization = synthetic.hugging_face(batch=batch, n=n)
+    for workspace_bytes in (None, TINY, 40_000):
+        check_same(linearization, DecompXConfig(), path=path, workspace_bytes=workspace_bytes)
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize("variant", ["paper", "released"])
+def test_forward_matches_reference_for_few_layers(layers, variant):
+    linearization = synthetic.hugging_face(layers=layers, batch=2)
+    for rule in RULES:
+        check_same(linearization, DecompXConfig(bias=rule, variant=variant))
+
+
+@pytest.mark.parametrize("variant", ["paper", "released"])
+@pytest.mark.parametrize("switches", [{"ln1": False}, {"ln2": False}, {"ffn": False}, {"head": False}])
+def test_forward_matches_reference_without_components(switches, variant):
+    linearization = synthetic.hugging_face("roberta", batch=2)
+    for rule in ("absdot", "bias_token", "none"):
+        check_same(linearization, DecompXConfig(bias=rule, variant=variant, **switches))
+
+
+@pytest.mark.parametrize("split", ["absdot", "abssim", "norm", "equal", "cls", "dot"])
+def test_forward_splits_the_bias_token(split):
+    config = DecompXConfig(bias="bias_token", bias_token_split=split, tanh="linear")
+    assert check_same(synthetic.hugging_face(batch=2), config).bias_token is None
+
+
+@pytest.mark.parametrize("path", ["direct"])
+@pytest.mark.parametrize("rule", ["absdot", "norm", "cls", "bias_token"])
+def test_forward_matches_reference_for_groups(rule, path):
+    if path == "operator" and rule == "norm":
+        pytest.skip("the rule has no operator path")
+    linearization = synthetic.hugging_face(batch=2, n=7)
+    groups = torch.tensor([[0, 0, 1, 2, 2, 2, 0], [2, 1, 1, 0, 0, 0, 0]])
+    for variant in ("paper", "released"):
+        for workspace_bytes in (None, TINY):
+            config = DecompXConfig(bias=rule, variant=variant)
+            check_same(linearization, config, sources=groups, path=path, workspace_bytes=workspace_bytes)
+
+
+def test_forward_of_one_token_groups_is_that_of_tokens():
+    linearization = synthetic.hugging_face(batch=2, n=5)
+    own = torch.arange(5).expand(2, 5)
+    grouped = forward.attribute(linearization, DecompXConfig(), sources=own)
+    plain = forward.attribute(linearization, DecompXConfig())
+    assert relative(grouped.scores, plain.scores) < 1e-12
+
+
+@pytest.mark.parametrize("stage_output", ["norm", "vector"])
+def test_forward_keeps_stages(stage_output):
+    stages = ("encoder", "aggregated", "pooler")
+    config = DecompXConfig(stages=stages, stage_output=stage_output)
+    kept = check_same(synthetic.hugging_face(batch=2), config).stages
+    assert set(kept) == {f"{stage}.{n}" for stage in stages[:2] for n in range(3)} | {"pooler.2"}
+
+
+@pytest.mark.parametrize("shape", synthetic.LAYERS)
+def test_forward_matches_reference_for_every_layer_shape(shape):
+    linearization = synthetic.of_shape(shape)
+    for rule in RULES:
+        for variant in ("paper", "released"):
+            config = DecompXConfig(bias=rule, variant=variant, gate="half" if variant == "paper" else "value")
+            for position_bytes in (None, TINY):
+                check_same(linearization, config, workspace_bytes=position_bytes)
+
+
+@pytest.mark.parametrize("shape", synthetic.LAYERS)
+def test_forward_matches_reference_for_layer_shapes_with_groups_and_stages(shape):
+    linearization = synthetic.of_shape(shape, position=2)
+    groups = torch.tensor([[0, 1, 1, 0, 2, 2], [0, 0, 0, 1, 1, 2]])
+    config = DecompXConfig(stages=("encoder",), activation="linear")
+    check_same(linearization, config, sources=groups)
+    check_same(linearization, DecompXConfig(ln1=False), sources=groups)
+
+
+@pytest.mark.parametrize("path", ["direct"])
+@pytest.mark.parametrize("family", golden.FAMILIES)
+def test_forward_matches_released_code(family, path):
+    """The scores of the golden files themselves, 1e-9: the released code adds 1e-12 to its denominators."""
+    expected = golden.expected(family)
+    model = golden.model(family)
+    rows = [linearize(model, row) for row in golden.inputs(family)]
+    compared = 0
+    for name, case in golden.cases(family).items():
+        config = DecompXConfig(**golden.options(case))
+        functional = config.bias in FUNCTIONAL_RULES and config.ffn
+        if config.aggregation != "vector" or not config.head or (path == "operator" and not functional):
+            continue
+        for row, linearization in enumerate(rows):
+            result = forward.attribute(linearization, config, path=path)
+            scores = result.scores[0]
+            if result.bias_token is not None:
+                scores = torch.cat([scores, result.bias_token])
+            theirs = expected[f"{name}/classifier"][row]
+            theirs = torch.cat([theirs[: result.scores.shape[1]], theirs[11:]])
+            assert relative(scores, theirs) < 1e-9, name
+        compared += 1
+    assert compared >= 10
+
+
+@st.composite
+def requests(draw):
+    heads = draw(st.sampled_from([1, 2, 3]))
+    model = dict(
+        family=draw(st.sampled_from(synthetic.FAMILIES)),
+        batch=draw(st.integers(1, 3)),
+        n=draw(st.integers(1, 9)),
+        layers=draw(st.integers(1, 3)),
+        seed=draw(st.integers(0, 99)),
+        heads=heads,
+        d=heads * draw(st.integers(2, 5)),
+        f=draw(st.integers(1, 24)),
+        hidden_act=draw(st.sampled_from(["gelu", "relu", "gelu_new", "silu"])),
+    )
+    config = DecompXConfig(
+        bias=draw(st.sampled_from([rule for rule in RULES if rule != "dot"])),
+        variant=draw(st.sampled_from(["paper", "released"])),
+        activation=draw(st.sampled_from(["zero_origin", "linear", "relu"])),
+        ln1=draw(st.booleans()),
+        ln2=draw(st.booleans()),
+        ffn=draw(st.booleans()),
+        head=draw(st.booleans()),
+    )
+    groups = None
+    if draw(st.booleans()):
+        count = draw(st.integers(1, model["n"]))
+        row = st.lists(st.integers(0, count - 1), min_size=model["n"], max_size=model["n"])
+        groups = torch.tensor([draw(row) for _ in range(model["batch"])])
+    return model, config, groups, draw(st.integers(1, 100_000))
+
+
+@settings(max_examples=60)
+@given(requests())
+def test_forward_matches_reference_whatever_is_asked(request_):
+    model, config, groups, workspace_bytes = request_
+    linearization = synthetic.hugging_face(**model)
+    # A norm or a gate of such small random models may be nearly singular, hence ten times the usual tolerance.
+    check_same(linearization, config, limit=1e-9, sources=groups, workspace_bytes=workspace_bytes)
+
+
+def spearman(a, b):
+    ranks = [t.flatten().double().argsort().argsort().double() for t in (a, b)]
+    return torch.corrcoef(torch.stack(ranks))[0, 1].item()
+
+
+@pytest.mark.parametrize("path", ["direct"])
+def test_forward_is_accurate_in_float32(path):
+    exact = synthetic.hugging_face(batch=2, n=16, d=48, f=96, heads=4)
+    theirs = reference.attribute(exact, DecompXConfig()).scores
+    single = synthetic.hugging_face(batch=2, n=16, d=48, f=96, heads=4, dtype=torch.float32)
+    ours = forward.attribute(single, DecompXConfig(), path=path).scores
+    assert ours.dtype == torch.float32
+    assert relative(ours, theirs) < 1e-5
+
+
+@pytest.mark.parametrize("path", ["direct"])
+def test_forward_keeps_the_order_in_bfloat16(path):
+    linearization = synthetic.hugging_face(batch=1, n=16, d=48, f=96, heads=4, dtype=torch.float32)
+    theirs = reference.attribute(linearization, DecompXConfig()).scores
+    for rule in ("absdot", "bias_token"):
+        config = DecompXConfig(bias=rule)
+        theirs = reference.attribute(linearization, config).scores
+        ours = forward.attribute(linearization, config, dtype=torch.bfloat16, path=path).scores
+        assert ours.dtype == torch.float32
+        assert spearman(ours, theirs) >= 0.99
+
+
+def test_forward_shares_equally_where_attention_gives_nothing():
+    """Zero value weights: the bias of the attention is shared among all, and then what is zero stays told apart."""
+    linearization = synthetic.hugging_face(batch=1, n=4)
+    for layer in linearization._spec.layers:
+        layer[0].ops[0].value.weight.zero_()
+        layer[0].ops[0].value.bias.zero_()
+    linearization.logits = _own_logits(linearization)
+    for rule in ("absdot", "dot", "equal", "norm"):
+        for variant in ("paper", "released"):
+            config = DecompXConfig(bias=rule, variant=variant)
+            check_same(linearization, config)
+
+
+def _own_logits(linearization):
+    x = linearization.embedding
+    linearization._check = lambda *args, **kwargs: None
+    for layer in linearization.layers():
+        x = layer.output
+    return linearization.head(x).logits
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"aggregation": "rollout", "head": False}, "aggregation='rollout'"),
+        ({"stages": ("ln1",)}, "'ln1'"),
+        ({"stages": ("encoder",), "stage_output": "distance"}, "distance"),
+    ],
+)
+def test_forward_names_the_engine_that_can(options, words):
+    with pytest.raises(OptionError, match="engine='reference'") as error:
+        forward.attribute(synthetic.hugging_face(), DecompXConfig(**options))
+    assert words in str(error.value)
+
+
+@pytest.mark.parametrize("sources", [torch.zeros(1, 6, dtype=torch.long), torch.zeros(1, 7), torch.full((1, 7), -1)])
+def test_forward_refuses_sources_that_are_not_numbered(sources):
+    with pytest.raises(InputError, match="sources"):
+        forward.attribute(synthetic.hugging_face(n=7), DecompXConfig(), sources=sources)
+
+
+def test_forward_refuses_a_backend_that_is_not_there():
+    with pytest.raises(BackendError, match="nonsense"):
+        forward.attribute(synthetic.hugging_face(), DecompXConfig(), backend="nonsense")
