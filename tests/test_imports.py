@@ -35,8 +35,10 @@ MAY_IMPORT = {
     "engines": {"engines", "ops", "linearize.layer", *BASE},
     **dict.fromkeys(RESULT, {*RESULT, *BASE}),
     **dict.fromkeys(REQUEST, {*REQUEST, *RESULT, *BASE}),
-    "explainer": BELOW_EXPLAINER,
-    "cli": {"explainer", *BELOW_EXPLAINER},
+    "dispatch": {"engines", "linearize.layer", *BASE},
+    "doctor": {"ops", *BASE},
+    "explainer": {"dispatch", *BELOW_EXPLAINER},
+    "cli": {"explainer", "dispatch", "doctor", *BELOW_EXPLAINER},
 }
 
 # The other packages that a part may import, where they are limited; the packages that one part alone imports.
@@ -161,7 +163,7 @@ def test_checker_catches_violation(tmp_path: Path, file: str, statement: str, te
         ("decompx_fast/engines/a.py", "from ..linearize.layer import Layer; from ..linearize import layer"),
         ("decompx_fast/linearize/a.py", "from transformers import BertModel; from . import layer"),
         ("decompx_fast/explainer.py", "from .engines import forward; from .linearize.registry import find"),
-        ("decompx_fast/cli.py", "import typer; from decompx_fast.explainer import DecompX"),
+        ("decompx_fast/cli.py", "import click; from decompx_fast.explainer import DecompX"),
         ("decompx_fast/__init__.py", "from .explainer import DecompX"),
     ],
 )
