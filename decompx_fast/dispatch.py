@@ -2,20 +2,47 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from .config import LINEAR_BIAS_RULES, DecompXConfig
-from .engines import adjoint, reference
+from .engines import adjoint, forward, reference
 from .engines.attribution import Attribution
 from .errors import OptionError
 from .linearize.layer import Linearization
+from .ops import registry
 
-EngineChoice = Literal["auto", "reference", "adjoint"]
-ENGINES: tuple[EngineChoice, ...] = ("auto", "reference", "adjoint")
+EngineChoice = Literal["auto", "reference", "forward", "adjoint"]
+ENGINES: tuple[EngineChoice, ...] = ("auto", "reference", "forward", "adjoint")
+PATHS = ("auto", "direct", "operator")
+
+
+@dataclass(frozen=True)
+class Execution:
+    """How the forward engine computes.
+
+    Attributes:
+        path: ``direct``, ``operator`` or ``auto``, as for :func:`decompx_fast.engines.forward.attribute`.
+        backend: of the ops: ``auto``, or a backend's name.
+        workspace_bytes: memory it may take besides the state; ``None`` for its default.
+    """
+
+    path: str = "auto"
+    backend: str = "auto"
+    workspace_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.path not in PATHS:
+            raise OptionError(f"path={self.path!r} is not a path: use one of {', '.join(map(repr, PATHS))}")
+        names = registry.backend_names()
+        if self.backend not in names:
+            raise OptionError(f"backend={self.backend!r} is not a backend: use one of {', '.join(map(repr, names))}")
+        size = self.workspace_bytes
+        if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
+            raise OptionError(f"workspace_bytes={size!r}: use a whole number of bytes from 1, or None")
 
 
 def choose_engine(engine: str, config: DecompXConfig, *, grouped: bool) -> str:
@@ -34,9 +61,17 @@ def choose_engine(engine: str, config: DecompXConfig, *, grouped: bool) -> str:
     refusal = adjoint_refusal(config, grouped=grouped)
     if engine == "adjoint" and refusal is not None:
         raise OptionError(f"engine='adjoint' cannot answer: {refusal}")
-    if engine == "auto":
-        return "reference" if refusal is not None else "adjoint"
-    return engine
+    if engine == "forward":
+        forward.check_options(config)
+    if engine != "auto":
+        return engine
+    if refusal is None:
+        return "adjoint"
+    try:
+        forward.check_options(config)
+    except OptionError:
+        return "reference"
+    return "forward"
 
 
 def adjoint_refusal(config: DecompXConfig, *, grouped: bool) -> str | None:
@@ -62,6 +97,7 @@ def attribute(
     dtype: torch.dtype | None,
     sources: Tensor | None,
     directions: Tensor,
+    execution: Execution,
 ) -> Attribution:
     """Ask one engine for the scores of some directions over the classes.
 
@@ -72,6 +108,7 @@ def attribute(
         dtype: of the decomposed state, where the engine has one.
         sources: ``[b, i]`` group of each token, or ``None``.
         directions: ``[m, C]`` float64.
+        execution: how the forward engine computes.
 
     Returns:
         Scores ``[b, k, m]``; without a head, norms ``[b, k, 1]``.
@@ -79,7 +116,18 @@ def attribute(
     if engine == "adjoint":
         result = adjoint.attribute(linearization, config, directions=directions.to(linearization.embedding))
         return result if sources is None else _grouped(result, sources)
-    result = reference.attribute(linearization, config, dtype=dtype, sources=sources)
+    if engine == "forward":
+        result = forward.attribute(
+            linearization,
+            config,
+            dtype=dtype,
+            sources=sources,
+            path=execution.path,
+            backend=execution.backend,
+            workspace_bytes=execution.workspace_bytes,
+        )
+    else:
+        result = reference.attribute(linearization, config, dtype=dtype, sources=sources)
     return _select(result, directions) if config.head else result
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from .config import DecompXConfig
-from .dispatch import attribute, choose_engine
+from .dispatch import Execution, attribute, choose_engine
 from .encoding import Encoded, Reader
 from .engines.attribution import Attribution
 from .errors import InputError, OptionError
@@ -181,6 +181,8 @@ class DecompX:
             batch_size: as for :class:`DecompX`.
             engine: as for :class:`DecompX`.
             dtype: as for :class:`DecompX`.
+            path, backend, workspace_bytes: how the forward engine computes; see
+                :func:`decompx_fast.engines.forward.attribute`.
             progress: show a bar on standard error; ``None``: where that is a terminal and there are several batches.
             **options: single options of :class:`DecompXConfig`.
         """
@@ -197,6 +199,9 @@ class DecompX:
         engine: str | None = None,
         dtype: str | torch.dtype | None = None,
         progress: bool | None = None,
+        path: str = "auto",
+        backend: str = "auto",
+        workspace_bytes: int | None = None,
         **options: Any,
     ) -> tuple[Iterator[Explanation], bool]:
         """Check every argument now, and return a lazy stream."""
@@ -207,6 +212,7 @@ class DecompX:
             dtype=self.dtype if dtype is None else _check_dtype(dtype),
             targets=resolve_targets(targets, self.labels),
             sources=sources,
+            execution=Execution(path, backend, workspace_bytes),
         )
         reader = Reader(self.tokenizer, max_positions(self.model), truncate=truncate, device=self.device)
         encoded, single = reader.read(texts)
@@ -227,6 +233,7 @@ class _Job:
         dtype: torch.dtype | None,
         targets: Targets,
         sources: Any,
+        execution: Execution,
     ) -> None:
         if not config.head and not targets.is_all:
             raise OptionError("targets needs head=True: without the head, scores are norms and belong to no class")
@@ -237,6 +244,7 @@ class _Job:
         self.dtype = dtype
         self.targets = targets
         self.sources = sources
+        self.execution = execution
 
     def resolve_sources(self, encoded: Encoded) -> Sources | None:
         return resolve_sources(self.sources, encoded)
@@ -274,6 +282,7 @@ class _Job:
             dtype=self.dtype,
             sources=ids,
             directions=self.targets.directions,
+            execution=self.execution,
         )
 
     def _explanation(
