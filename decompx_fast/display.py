@@ -52,6 +52,8 @@ def layout_text(explanation: Explanation) -> list[list[Piece]]:
             continue
         current, start, end = span
         row, text, cursor = rows.setdefault(current, []), texts[current], cursors[current]
+        if cursor < start == end and text[start - 1].isspace():
+            start -= 1  # a token for the space before it, whose tokenizer leaves spaces out of spans
         if start < cursor and current in open_pieces:
             piece = open_pieces[current]
             piece.positions += (position,)
@@ -132,8 +134,7 @@ def outcomes(explanation: Explanation) -> list[tuple[str, str]]:
     if probabilities is None:
         number = score_format(explanation.logits.tolist())
         return [
-            (name, number(value))
-            for name, value in zip(explanation.labels, explanation.logits.tolist(), strict=True)
+            (name, number(value)) for name, value in zip(explanation.labels, explanation.logits.tolist(), strict=True)
         ]
     values = probabilities.tolist()
     order = sorted(range(len(values)), key=lambda index: -values[index])
@@ -155,6 +156,15 @@ def _percent(probability: float) -> str:
 def value_name(explanation: Explanation, column: int) -> str:
     is_logit = explanation.target_ids[column] is not None and explanation.problem_type != "regression"
     return "logit" if is_logit else "value"
+
+
+def target_totals(explanation: Explanation, column: int) -> tuple[str, str, str | None]:
+    """The model's value, the sum of the sources, and the bias token if there is one, written alike."""
+    value = float(explanation.target_logits[column])
+    source_sum = float(explanation.scores[:, column].double().sum())
+    bias = None if explanation.bias_token is None else float(explanation.bias_token[column])
+    number = score_format([value, source_sum, bias or 0.0])
+    return number(value), number(source_sum), None if bias is None else number(bias)
 
 
 def completeness(explanation: Explanation) -> tuple[str, str]:

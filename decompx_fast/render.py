@@ -37,6 +37,7 @@ from .display import (
     score_format,
     source_labels,
     strength,
+    target_totals,
     value_name,
 )
 from .errors import InputError
@@ -128,7 +129,7 @@ class _Terminal:
         self.encoding = encoding
         self.scores: list[float] = explanation.scores[:, column].tolist()
         self.largest = largest_magnitude(self.scores)
-        self.number = score_format([*self.scores, float(explanation.target_logits[column])])
+        self.number = score_format(self.scores)
 
     def plain(self, text: str) -> str:
         """Only characters that the terminal shows and can encode."""
@@ -140,17 +141,11 @@ class _Terminal:
         grid.add_column(style="bold", no_wrap=True)
         grid.add_column(overflow="fold")
         grid.add_row("Predicted", self.prediction())
-        parts = (
-            f"{explanation.source_unit}s {self.number(float(explanation.scores[:, column].double().sum()))}"
-        )
-        if explanation.bias_token is not None:
-            parts += f" and bias token {self.number(float(explanation.bias_token[column]))}"
-        value = self.number(float(explanation.target_logits[column]))
-        grid.add_row(
-            "Explained",
-            Text(self.plain(f"{explanation.targets[column]}: {value_name(explanation, column)} {value}")),
-        )
-        grid.add_row("Sum", Text(parts))
+        value, source_sum, bias = target_totals(explanation, column)
+        explained = f"{explanation.targets[column]}: {value_name(explanation, column)} {value}"
+        grid.add_row("Explained", Text(self.plain(explained)))
+        bias_part = "" if bias is None else f" and bias token {bias}"
+        grid.add_row("Sum", f"{explanation.source_unit}s {source_sum}{bias_part}")
         status, extent = completeness(explanation)
         grid.add_row(status, Text(extent, style="bold" if status == "Incomplete" else ""))
         others = [name for index, name in enumerate(explanation.targets) if index != column]
@@ -183,7 +178,7 @@ class _Terminal:
 
     def piece_style(self, piece: Piece) -> Style:
         if not piece.positions:
-            return Style(dim=True)
+            return Style(dim=bool(piece.text.strip()))
         score = sum(self.scores[position] for position in piece.positions)
         share = strength(score, self.largest)
         if share < _VISIBLE:
@@ -213,9 +208,7 @@ class _Terminal:
             positions = sorted(sorted(positions, key=lambda k: -abs(self.scores[k]))[:ROWS_OF_LONG_TABLE])
         table = Table(box=None, pad_edge=False, expand=True, header_style="bold")
         table.add_column("#", justify="right", style="dim", no_wrap=True)
-        table.add_column(
-            self.explanation.source_unit.capitalize(), ratio=2, no_wrap=True, overflow="ellipsis"
-        )
+        table.add_column(self.explanation.source_unit.capitalize(), ratio=2, no_wrap=True, overflow="ellipsis")
         table.add_column("Score", justify="right", no_wrap=True)
         table.add_column(_BothSides(), ratio=3, no_wrap=True)
         for k in positions:
@@ -224,7 +217,7 @@ class _Terminal:
             table.add_row(str(k), Text(self.plain(labels[k]), style=style), self.number(self.scores[k]), bar)
         if len(positions) == len(labels):
             return [table]
-        rest = math.fsum(score for k, score in enumerate(self.scores) if k not in set(positions))
+        rest = math.fsum(self.scores[k] for k in set(range(len(labels))) - set(positions))
         note = (
             f"The {len(positions)} largest of {len(labels)} {self.explanation.source_unit}s, in the order of "
             f"the text; the other {len(labels) - len(positions)} add up to {self.number(rest)}."
@@ -322,17 +315,16 @@ def _html_view(explanation: Explanation, target: Target) -> dict[str, Any]:
     column = explanation.column(target)
     scores: list[float] = explanation.scores[:, column].tolist()
     largest = largest_magnitude(scores)
-    value = float(explanation.target_logits[column])
-    number = score_format([*scores, value])
+    number = score_format(scores)
     labels = source_labels(explanation)
-    bias = None if explanation.bias_token is None else number(float(explanation.bias_token[column]))
+    value, source_sum, bias = target_totals(explanation, column)
     status, extent = completeness(explanation)
     return {
         "outcomes": [(printable(name), outcome) for name, outcome in outcomes(explanation)],
         "target": printable(explanation.targets[column]),
         "value_name": value_name(explanation, column),
-        "value": number(value),
-        "source_sum": number(float(explanation.scores[:, column].double().sum())),
+        "value": value,
+        "source_sum": source_sum,
         "bias": bias,
         "status": status,
         "completeness": extent,
@@ -370,7 +362,7 @@ def _html_table(explanation: Explanation, labels: list[str]) -> dict[str, Any]:
     """All scores of all targets, with the sums and the model's values below."""
     columns = explanation.scores.double().T.tolist()  # [c][k]
     values = explanation.target_logits.double().tolist()
-    numbers = [score_format([*column, value]) for column, value in zip(columns, values, strict=True)]
+    numbers = [score_format(column) for column in columns]
     scales = [largest_magnitude(column) for column in columns]
     rows = []
     for k, label in enumerate(labels):
@@ -408,9 +400,7 @@ def _made_with(explanation: Explanation) -> list[tuple[str, str]]:
 # --- plot ---
 
 
-def plot(
-    explanation: Explanation, ax: Axes | None = None, *, target: Target = None, top: int | None = None
-) -> Axes:
+def plot(explanation: Explanation, ax: Axes | None = None, *, target: Target = None, top: int | None = None) -> Axes:
     """Draw the scores as horizontal bars.
 
     Args:

@@ -19,9 +19,7 @@ ENGLAND = "\U0001f3f4\U000e0067\U000e0062\U000e0065\U000e006e\U000e0067\U000e007
 
 # Most of what hypothesis draws is exotic; this mixes in what decides about words.
 TEXTS = st.text() | st.lists(
-    st.sampled_from(
-        ["a", "Z", "3", "don't", ".", ",", "-", "'", " ", "\n", "\u6771", "\u30fc", "\ud55c", "\u05d0"]
-    )
+    st.sampled_from(["a", "Z", "3", "don't", ".", ",", "-", "'", " ", "\n", "\u6771", "\u30fc", "\ud55c", "\u05d0"])
     | st.sampled_from(
         [FAMILY, TECHNOLOGIST, ENGLAND, "\u200d", "\u200b", "\ufe0f", "\u0301", "\U0001f1e9", "\U0001f3fd"]
     )
@@ -79,9 +77,7 @@ def test_segment_words_boundaries(text: str, words: list[str]) -> None:
 @given(TEXTS)
 def test_segment_words_covers_every_character_once(text: str) -> None:
     segments = segment_words(text)
-    assert [segment.start for segment in segments] == [0, *(segment.end for segment in segments)][
-        : len(segments)
-    ]
+    assert [segment.start for segment in segments] == [0, *(segment.end for segment in segments)][: len(segments)]
     assert "".join(text[start:end] for start, end, _ in segments) == text
     assert all(start < end for start, end, _ in segments)
 
@@ -92,9 +88,7 @@ def test_segment_words_keeps_spaces_and_words_apart(text: str) -> None:
         assert {char.isspace() or char == "\u200b" for char in text[start:end]} == {is_space}
 
 
-@pytest.mark.parametrize(
-    "text", ["It isn't unbelievably well-made, rated 3.5.", "\u6771\u4eac \U0001f600 caf\u00e9"]
-)
+@pytest.mark.parametrize("text", ["It isn't unbelievably well-made, rated 3.5.", "\u6771\u4eac \U0001f600 caf\u00e9"])
 @pytest.mark.parametrize(
     "tokenizer",
     [wordpiece, byte_level, lambda: byte_level(False)],
@@ -156,6 +150,19 @@ def test_words_token_across_words_goes_to_the_larger_part() -> None:
     # "ab c" has its larger part in "ab"; "c" has a token of its own, so it stays a word.
     groups = group_by_word([(0, 0, 4), (0, 3, 4)], [False, False], ["ab c"])
     assert [(group.positions, group.span) for group in groups] == [((0,), (0, 0, 2)), ((1,), (0, 3, 4))]
+
+
+@pytest.mark.parametrize(
+    ("text", "spans", "groups"),
+    [
+        # A word wins over whitespace, however much of that the token covers.
+        ("x    a", [(0, 0, 1), (0, 1, 6)], [(0, 0, 1), (0, 5, 6)]),
+        # The middle ideograph is covered by both tokens and chosen by none: only the first takes it.
+        ("\u6771\u4eacab", [(0, 0, 2), (0, 1, 4)], [(0, 0, 2), (0, 2, 4)]),
+    ],
+)
+def test_group_by_word_spans(text: str, spans: list, groups: list) -> None:
+    assert [group.span for group in group_by_word(spans, [False] * len(spans), [text])] == groups
 
 
 def test_words_of_a_pair_stay_in_their_text() -> None:

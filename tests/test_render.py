@@ -1,0 +1,418 @@
+"""Views for people: every character and score is there, signs need no colour, nothing leaks or loads."""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+from html.parser import HTMLParser
+
+import pytest
+import torch
+from explanation_samples import byte_level, sample, simple
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+from rich.console import Console
+
+from decompx_fast.display import layout_text, printable, score_format, source_labels
+from decompx_fast.errors import InputError
+from decompx_fast.explanation import Explanation
+from decompx_fast.render import progress_bar, render_page
+
+TECHNOLOGIST = "\U0001f469\U0001f3fd\u200d\U0001f4bb"
+ATTACK = "<script>alert('x')</script> & \"quoted\" [bold]$x$"
+VOID_TAGS = {"meta", "br", "hr", "img", "input", "link"}
+
+
+def printed(explanation: Explanation, *, width: int = 80, encoding: str = "utf-8", target=None, **console) -> str:
+    raw = io.BytesIO()
+    file = io.TextIOWrapper(raw, encoding=encoding, newline="\n")
+    explanation.show(target, console=Console(file=file, width=width, **console))
+    file.flush()
+    return raw.getvalue().decode(encoding)
+
+
+def table_rows(output: str) -> list[str]:
+    """The lines below the heading of the table that begin with a position."""
+    return [line for line in output.splitlines() if re.match(r" *\d+  ", line)]
+
+
+# --- what is shared ---
+
+
+@given(st.text(max_size=30) | st.text("ab \n\U0001f600\u6771", max_size=30))
+def test_layout_text_shows_every_character_and_source_once(text: str) -> None:
+    for tokenizer in (None, byte_level(), byte_level(False)):
+        explanation = sample(text, tokenizer)
+        pieces = [piece for row in layout_text(explanation) for piece in row]
+        assert "".join(piece.text for piece in pieces if not piece.is_marker) == (
+            text if has_spans(explanation) else ""
+        )
+        assert sorted(k for piece in pieces for k in piece.positions) == list(range(len(explanation)))
+
+
+def has_spans(explanation: Explanation) -> bool:
+    return any(span is not None for span in explanation.spans)
+
+
+def test_layout_text_of_a_cut_pair() -> None:
+    explanation = simple(
+        [1, 2, 3],
+        tokens=("[CLS]", "a", "[SEP]"),
+        spans=(None, (0, 0, 1), None),
+        special=(True, False, True),
+        texts=("a cut", "lost"),
+    )
+    rows = layout_text(explanation)
+    assert [[(piece.text, piece.positions, piece.is_marker) for piece in row] for row in rows] == [
+        [("[CLS]", (0,), True), ("a", (1,), False), (" cut", (), False), ("[SEP]", (2,), True)],
+        [("lost", (), False)],
+    ]
+
+
+def test_source_labels_are_readable() -> None:
+    explanation = sample(f"unbelievable {TECHNOLOGIST}\n", byte_level(False))
+    labels = source_labels(explanation)
+    assert labels[0] == "<s>"
+    assert f"{TECHNOLOGIST[0]} (1/4)" in labels
+    assert "\u23ce" in labels
+    assert not any("\u0120" in label or "\u010a" in label for label in labels)
+
+    bare = simple([1] * 5, tokens=("##ing", "\u0120good", "\u2581", "\u010a", "a\n b"), texts=(), spans=(None,) * 5)
+    assert source_labels(bare) == ["ing", "good", "\u2423", "\u23ce", "a b"]
+
+
+def test_printable_takes_away_what_steers_a_terminal() -> None:
+    assert printable("a\x1b[31m\x07\r\n\t\x9b\x7f\ud800\u05d0") == "a\u241b[31m\u2407\n\t\ufffd\u2421\ufffd\u05d0"
+
+
+@pytest.mark.parametrize(
+    ("values", "written"),
+    [
+        ([1.23456, -0.00071], ["+1.235", "-0.001"]),
+        ([123.456, 0], ["+123.5", "+0.0"]),
+        ([0.00123456], ["+0.001235"]),
+        ([1.5e-9], ["+1.500e-09"]),
+        ([0.0], ["+0.000"]),
+        ([math.nan, 2.0], ["+nan", "+2.000"]),
+    ],
+)
+def test_score_format_keeps_four_digits(values: list[float], written: list[str]) -> None:
+    assert list(map(score_format(values), values)) == written
+
+
+# --- terminal ---
+
+
+def test_show_tells_the_prediction_the_sum_and_the_error() -> None:
+    explanation = simple([[0.25, 1.0], [0.5, -0.5]], bias_token=torch.tensor([0.0, 2.0]), completeness_error=3e-7)
+    output = printed(explanation, target=1)
+    share = math.exp(0.5) / (math.exp(0.5) + math.exp(0.75))
+    assert f"Predicted      class 0 {1 - share:.1%}, class 1 {share:.1%}" in output
+    assert "Explained      class 1: logit +0.500" in output
+    assert "Sum            tokens +0.500 and bias token +2.000" in output
+    assert "Complete       to 3.0e-07" in output
+    assert "Other targets  class 0" in output
+
+
+def test_show_says_when_scores_do_not_add_up() -> None:
+    assert "Incomplete  by 1.5" in printed(simple([1.0], completeness_error=1.5))
+
+
+def test_show_bars_point_to_the_side_of_the_sign() -> None:
+    rows = table_rows(printed(simple([2.0, -1.0, 0.0])))
+    left, right = zip(*(row.split("\u2502") for row in rows), strict=True)
+    assert [side.count("\u2588") for side in left] == [0, right[0].count("\u2588") // 2, 0]
+    assert [side.count("\u2588") > 0 for side in right] == [True, False, False]
+    assert ["+2.000" in rows[0], "-1.000" in rows[1], "+0.000" in rows[2]] == [True] * 3
+    assert len({cell_len(side) for side in left}) == 1
+
+
+@pytest.mark.parametrize(
+    "text", ["plain words", f"\u6771\u4eac\u30bf\u30ef\u30fc {TECHNOLOGIST} ok", "\u05e9\u05dc\u05d5\u05dd 3.5"]
+)
+@pytest.mark.parametrize("width", [30, 80, 120])
+def test_show_fits_the_width(text: str, width: int) -> None:
+    for explanation in (sample(text), sample(text).words()):
+        lines = printed(explanation, width=width).splitlines()
+        assert max(map(cell_len, lines)) <= width
+        axes = {cell_len(line.partition("\u2502")[0]) for line in lines if "\u2502" in line}
+        assert len(axes) == 1
+
+
+def test_show_keeps_the_order_of_the_text() -> None:
+    rows = table_rows(printed(simple([1, 3, 2])))
+    assert [row.split()[:2] for row in rows] == [["0", "a"], ["1", "b"], ["2", "c"]]
+
+
+def test_show_lists_only_the_largest_of_many() -> None:
+    scores = torch.full((50,), 0.25)
+    scores[10:30] = -1.0
+    output = printed(simple(scores))
+    assert [int(row.split()[0]) for row in table_rows(output)] == list(range(10, 30))
+    assert "20 largest of 50 tokens" in output
+    assert re.search(r"the\s+other 30 add up to\s+\+7\.500", output)
+    assert len(table_rows(printed(simple(scores[:40])))) == 40
+
+
+def test_show_colours_by_sign_and_strength() -> None:
+    output = printed(simple([1.0, -1.0, 0.1, 0.0]), force_terminal=True, color_system="truecolor", no_color=False)
+    text = next(
+        line
+        for line in output.splitlines()
+        if "\x1b[" in line and " " in line and "Predicted" not in line and "48;2" in line
+    )
+    assert re.search(r"\x1b\[1;[^m]*48;2;0;150;90ma\x1b", text)  # bold on green
+    assert re.search(r"\x1b\[4;[^m]*48;2;214;48;49mb\x1b", text)  # underlined on red
+    assert re.search(r"\x1b\[38;2;0;150;90mc\x1b", text)  # weak: no background
+    assert text.endswith("d")  # none
+
+
+def test_show_without_colour_still_marks_signs(monkeypatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    output = printed(simple([1.0, -1.0]), force_terminal=True)
+    assert not re.search(r"\x1b\[[0-9;]*[34]8;", output)
+    assert "\x1b[1ma\x1b[0m \x1b[4mb\x1b[0m" in output
+
+
+def test_show_takes_no_markup_or_escapes_from_the_text() -> None:
+    text = "[red]x[/] \x1b[31m"
+    explanation = sample(text, byte_level(), labels=("[bold]no", "\x1b]0;title\x07"))
+    output = printed(explanation)
+    assert "[red]x[/] \u241b[31m" in output
+    assert "[bold]no" in output
+    assert "\x1b" not in output and "\x07" not in output
+
+
+def test_show_on_a_terminal_without_unicode() -> None:
+    output = printed(sample("\u6771 ok", scores=torch.tensor([[0.0, 0], [-1, 1], [1, -1], [0, 0]])), encoding="ascii")
+    assert "\\u6771" in output
+    assert re.search(r"#+\|", output) and re.search(r"\|#+", output)
+
+
+def test_show_of_regression_and_several_labels() -> None:
+    assert re.search(r"Predicted +class 0 \+3\.000 *\n", printed(simple([1.0, 2.0], problem_type="regression")))
+    assert "Explained  class 0: value" in printed(simple([1.0, 2.0], problem_type="regression"))
+    output = printed(simple([[-1.0, -2.0]], problem_type="multi_label"))
+    assert re.search(r"Predicted +none of the labels is above 50%, class 0 26\.9%", output)
+    many = printed(simple([list(map(float, range(9)))]))
+    assert "class 8 63.2%" in many and "4 more" in many
+
+
+def test_show_survives_scores_that_are_no_numbers() -> None:
+    scores = [math.nan, math.inf, -1.0]
+    explanation = simple(scores)
+    assert "nan" in printed(explanation) and "+inf" in printed(explanation)
+    assert "nan" in explanation.to_html()
+
+
+def test_show_without_text_shows_tokens() -> None:
+    output = printed(simple([1, 2], tokens=("\u0120good", "##ly"), texts=(), spans=(None, None)))
+    assert "\ngood ly\n" in output
+
+
+def test_show_width_is_used() -> None:
+    console = Console(file=io.StringIO(), width=100)
+    sample("A good film.").show(console=console, width=50)
+    assert max(len(line) for line in console.file.getvalue().splitlines()) <= 50
+
+
+def test_progress_bar_counts() -> None:
+    console = Console(file=io.StringIO(), width=80, force_terminal=True)
+    with progress_bar(5, console=console) as advance:
+        advance(2)
+        advance(3)
+    assert "5/5" in console.file.getvalue()
+    with progress_bar(None, console=console) as advance:
+        advance(1)
+
+
+# --- HTML ---
+
+
+class Reader(HTMLParser):
+    """Reads HTML strictly: every element is closed in order. Keeps elements, visible text and style sheets."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open: list[str] = []
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[str] = []  # of each text box
+        self.styles = ""
+        self.visible = ""
+        self.feed(html)
+        self.close()
+        assert not self.open, f"left open: {self.open}"
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert len({name for name, _ in attrs}) == len(attrs)
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID_TAGS:
+            self.open.append(tag)
+        if self.box_starts(tag, dict(attrs)):
+            self.texts.append("")
+
+    def box_starts(self, tag: str, attrs: dict[str, str | None]) -> bool:
+        return tag == "p" and attrs.get("class") == "dx-text"
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open and self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if "style" in self.open:
+            self.styles += data
+            return
+        self.visible += data
+        if "p" in self.open and "bdi" not in self.open and self.texts and "dl" not in self.open:
+            self.texts[-1] += data
+
+    def of_class(self, name: str) -> list[dict[str, str | None]]:
+        return [attrs for _, attrs in self.elements if name in (attrs.get("class") or "").split()]
+
+
+def test_html_is_well_formed_and_keeps_the_text() -> None:
+    for text in ("A  good\n\tfilm.", ATTACK, f"\u6771\u4eac {TECHNOLOGIST}", "\u0645\u0631\u062d\u0628\u0627 3.5"):
+        for explanation in (sample(text), sample(text, byte_level()), sample(text).words()):
+            for html in (explanation.to_html(), explanation.to_html(full=True), explanation._repr_html_()):
+                reader = Reader(html)
+                assert reader.texts[0].startswith(text)  # what follows is the legend
+
+
+def test_html_escapes_everything() -> None:
+    explanation = simple(
+        [[1.0, 2.0]],
+        tokens=(ATTACK,),
+        texts=(ATTACK,),
+        spans=((0, 0, len(ATTACK)),),
+        labels=("<i>a</i>", "'><img src=x onerror=y>"),
+        targets=("<i>a</i>", "'><img src=x onerror=y>"),
+        options={"<b>": "</style><script>"},
+        metadata={"model": "<script src='http://x'>"},
+    )
+    reader = Reader(render_page([explanation], title="<h1>title"))
+    assert {tag for tag, _ in reader.elements}.isdisjoint({"script", "i", "img"})
+    assert not any(name.startswith("on") for _, attrs in reader.elements for name in attrs)
+    for shown in (
+        ATTACK,
+        "<i>a</i>",
+        "'><img src=x onerror=y>",
+        "</style><script>",
+        "<script src='http://x'>",
+        "<h1>title",
+    ):
+        assert shown in reader.visible
+
+
+def test_html_needs_no_network_and_no_script() -> None:
+    reader = Reader(render_page([sample("A good film.")]))
+    assert not any(name in attrs for _, attrs in reader.elements for name in ("src", "href"))
+    assert "url(" not in reader.styles and "@import" not in reader.styles
+
+
+def test_html_fragment_styles_only_itself() -> None:
+    html = sample("A good film.").to_html()
+    styles = Reader(html).styles
+    selectors = [part.strip() for rule in re.findall(r"([^{}]+)\{[^{}]*\}", styles) for part in rule.split(",")]
+    assert len(selectors) > 20
+    assert all(selector.startswith(".decompx-fast") for selector in selectors)
+    assert html.startswith('<div class="decompx-fast">')
+    assert "<html" not in html
+
+
+def test_html_tokens_carry_score_sign_and_strength() -> None:
+    reader = Reader(simple([2.0, -1.0, 0.0]).to_html())
+    tokens = [attrs for attrs in reader.of_class("dx-token") if "title" in attrs]
+    assert [attrs["title"] for attrs in tokens] == ["a +2.000 (#0)", "b -1.000 (#1)", "c +0.000 (#2)"]
+    assert [attrs["class"] for attrs in tokens] == ["dx-token dx-for", "dx-token dx-against", "dx-token"]
+    alphas = [float(attrs["style"].removeprefix("--a:")) for attrs in tokens]
+    assert alphas[0] == 2 * alphas[1] > alphas[2] == 0
+    line_styles = {
+        name: re.search(rf"\.dx-{name} \{{[^}}]*border-bottom: 2px (\w+)", reader.styles)[1]
+        for name in ("for", "against")
+    }
+    assert line_styles == {"for": "solid", "against": "dotted"}
+
+
+def test_html_legend_and_table_have_the_numbers() -> None:
+    explanation = simple([[2.0, 1.0], [-1.0, 4.0]], bias_token=torch.tensor([0.5, 0.25]))
+    visible = Reader(explanation.to_html(0)).visible
+    assert "scores from -1.000 to +2.000" in visible
+    assert "-2.000" in visible and "+2.000" in visible
+    rows = [" ".join(row.split()) for row in re.findall(r"<tr>(.*?)</tr>", explanation.to_html(0), re.S)]
+    cells = [re.sub(r"<[^>]+>", " ", row).split() for row in rows]
+    assert cells == [
+        ["#", "Token", "class", "0", "class", "1"],
+        ["0", "a", "+2.000", "+1.000"],
+        ["1", "b", "-1.000", "+4.000"],
+        ["Sum", "of", "tokens", "+1.000", "+5.000"],
+        ["Bias", "token", "+0.500", "+0.250"],
+        ["Model", "+1.000", "+5.000"],
+    ]
+
+
+def test_html_tells_how_it_was_made() -> None:
+    visible = Reader(sample("Good", completeness_error=2e-6).to_html()).visible
+    for fact in ("forward", "0.25 s", "absdot", "sample", "2.0e-06"):
+        assert fact in visible
+
+
+def test_html_direction_is_that_of_the_text() -> None:
+    reader = Reader(sample("\u05e9\u05dc\u05d5\u05dd").to_html())
+    boxes = reader.of_class("dx-text")
+    assert [(box["dir"], box["lang"]) for box in boxes] == [("auto", "")]
+    # [CLS] comes first and is Latin: only an isolated element leaves the direction to the text.
+    assert [tag for tag, attrs in reader.elements if "dx-marker" in (attrs.get("class") or "")] == ["bdi", "bdi"]
+
+
+def test_html_has_no_characters_that_html_forbids() -> None:
+    text = "a\x00\x1b\ud800b"
+    html = simple([1.0], texts=(text,), spans=((0, 0, 5),)).to_html(full=True)
+    html.encode("utf-8")
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", html)
+
+
+def test_page_holds_several_and_none() -> None:
+    page = render_page([sample("one"), sample("two").words()])
+    assert len(Reader(page).of_class("decompx-fast")) == 2
+    assert page.count("<style>") == 2  # of explanations, once; of the page
+    assert "nothing to show" in Reader(render_page([])).visible
+
+
+# --- plot ---
+
+
+@pytest.fixture
+def pyplot():
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as pyplot
+
+    yield pyplot
+    pyplot.close("all")
+
+
+def test_plot_bars_labels_and_order(pyplot) -> None:
+    ax = simple([[1.0, 0], [-2.0, 0], [0.5, 0]]).plot(target=0)
+    assert [bar.get_width() for bar in ax.patches] == [1.0, -2.0, 0.5]
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["a", "b", "c"]
+    bottom, top = ax.get_ylim()
+    assert bottom > top  # the first source is at the top
+    assert "class 0" in ax.get_xlabel()
+    colours = [bar.get_facecolor() for bar in ax.patches]
+    assert colours[0] == colours[2] != colours[1]
+
+
+def test_plot_only_the_largest_on_given_axes(pyplot) -> None:
+    _, ax = pyplot.subplots()
+    assert simple([1.0, -3.0, 0.5, 2.0]).plot(ax, top=2) is ax
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["b", "d"]
+    with pytest.raises(InputError, match="top must be 1 or more"):
+        simple([1.0]).plot(top=0)
+
+
+def test_plot_reads_no_formula_in_tokens(pyplot) -> None:
+    text = r"$\frac$ $"
+    ax = simple([1.0], tokens=(text,), texts=(), spans=(None,), targets=(r"$\bad$",)).plot()
+    ax.figure.savefig(io.BytesIO())  # would raise for a formula that does not parse
+    assert ax.get_yticklabels()[0].get_text() == text
