@@ -174,7 +174,7 @@ def completeness(explanation: Explanation) -> tuple[str, str]:
         max(1.0, largest_magnitude(explanation.target_logits.tolist())),
     )
     if error <= 1e-2 * scale:
-        return "Complete", f"to {error:.1e}: the sum equals the model's value"
+        return "Complete", f"to within {error:.1e} of the model's value"
     return "Incomplete", f"by {error:.3g}: the sum is not the model's value"
 
 

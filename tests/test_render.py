@@ -112,7 +112,7 @@ def test_show_tells_the_prediction_the_sum_and_the_error() -> None:
     assert f"Predicted      class 0 {1 - share:.1%}, class 1 {share:.1%}" in output
     assert "Explained      class 1: logit +0.500" in output
     assert "Sum            tokens +0.500 and bias token +2.000" in output
-    assert "Complete       to 3.0e-07" in output
+    assert "Complete       to within 3.0e-07" in output
     assert "Other targets  class 0" in output
 
 
