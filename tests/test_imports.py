@@ -35,7 +35,7 @@ MAY_IMPORT = {
     "engines": {"engines", "ops", "linearize.layer", *BASE},
     **dict.fromkeys(RESULT, {*RESULT, *BASE}),
     **dict.fromkeys(REQUEST, {*REQUEST, *RESULT, *BASE}),
-    "dispatch": {"engines", "linearize.layer", *BASE},
+    "dispatch": {"engines", "ops", "linearize.layer", *BASE},
     "doctor": {"ops", *BASE},
     "explainer": {"dispatch", *BELOW_EXPLAINER},
     "cli": {"explainer", "dispatch", "doctor", *BELOW_EXPLAINER},
