@@ -1,9 +1,9 @@
-"""Loading a classifier and its tokenizer with transformers, quietly, with one clear error for each thing that can fail."""
+"""Loading a classifier and its tokenizer with transformers, quietly, with one clear error for each that can fail."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -29,28 +29,29 @@ def load_pretrained(path_or_id: str | os.PathLike[str], *, half: bool = False) -
         ModelLoadError: if there is no such model, if it has no classifier or no tokenizer, or cannot be read.
         UnsupportedModelError: if its architecture is not supported.
     """
-    name = os.fspath(path_or_id)
+    if not isinstance(path_or_id, (str, os.PathLike)):
+        kind = type(path_or_id).__name__
+        raise ModelLoadError(f"a model is loaded by the path of its folder, or by its id, not from a {kind}")
+    name = os.fsdecode(path_or_id)
     _check_place(name)
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     with _quiet():
         try:
+            # Weights of a wrong shape are let through here, to be named below.
             model, info = AutoModelForSequenceClassification.from_pretrained(
-                name, dtype="auto", output_loading_info=True
+                name, dtype="auto", output_loading_info=True, ignore_mismatched_sizes=True, trust_remote_code=False
             )
         except Exception as error:
+            place = "" if Path(name).is_dir() else "there is no folder of that name, and as the id of a model: "
             raise ModelLoadError(
-                f"no classifier could be loaded from {name!r}: {_first_line(error)}"
+                f"no classifier could be loaded from {name!r}: {place}{_first_line(error)}"
             ) from error
         find_family(model)
-        missing = sorted(info["missing_keys"])
-        if missing:
-            raise ModelLoadError(
-                f"{name!r} is no trained classifier: it has no weights for {', '.join(missing[:4])}, which would be "
-                "random. Use a model fine-tuned for sequence classification"
-            )
+        _check_weights(name, info)
         try:
-            tokenizer = AutoTokenizer.from_pretrained(name)
+            tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+            _check_vocabulary(tokenizer)
         except Exception as error:
             raise ModelLoadError(
                 f"the model {name!r} was loaded, but not its tokenizer ({_first_line(error)}): save the tokenizer in "
@@ -74,6 +75,30 @@ def _check_place(name: str) -> None:
             )
     elif path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
         raise ModelLoadError(f"there is no folder {name!r}: check the path")
+
+
+def _check_weights(name: str, info: Mapping[str, Any]) -> None:
+    """Refuse a model some of whose weights were not loaded, and are random."""
+    wrong = sorted(info["mismatched_keys"])
+    if wrong:
+        key, found, expected = wrong[0]
+        raise ModelLoadError(
+            f"the weights of {name!r} do not fit its config.json: {key} is {list(found)}, and the configuration "
+            f"expects {list(expected)}"
+        )
+    missing = sorted(info["missing_keys"])
+    if missing:
+        raise ModelLoadError(
+            f"{name!r} is no trained classifier: it has no weights for {', '.join(missing[:4])}, which would be "
+            "random. Use a model fine-tuned for sequence classification"
+        )
+
+
+def _check_vocabulary(tokenizer: Any) -> None:
+    """Refuse a tokenizer without a word: transformers makes one up where the files are missing, and all is unknown to it."""
+    special = set(tokenizer.all_special_tokens)
+    if all(token in special for token in tokenizer.get_vocab()):
+        raise ModelLoadError("its vocabulary is missing")
 
 
 def _first_line(error: Exception) -> str:
