@@ -77,9 +77,10 @@ class DecompXConfig:
     stage_output: StageOutput = "norm"
 
     def __post_init__(self) -> None:
-        if isinstance(self.stages, str):
-            object.__setattr__(self, "stages", (self.stages,))
-        object.__setattr__(self, "stages", tuple(self.stages))
+        stages: Any = (self.stages,) if isinstance(self.stages, str) else self.stages
+        if not isinstance(stages, (tuple, list)):
+            raise OptionError(f"stages={stages!r} is not a list of stages: use some of {', '.join(map(repr, STAGES))}")
+        object.__setattr__(self, "stages", tuple(stages))
         hints = get_type_hints(type(self))
         for field in dataclasses.fields(self):
             if field.name != "stages":
@@ -145,11 +146,15 @@ class DecompXConfig:
 
     @classmethod
     def from_dict(cls, options: Mapping[str, Any]) -> DecompXConfig:
-        """Options from a mapping; unknown names are refused."""
+        """Options from a mapping; unknown names are refused.
+
+        Raises:
+            OptionError: if an option is unknown (the nearest name is suggested) or its value does not exist.
+        """
         known = [field.name for field in dataclasses.fields(cls)]
         for name in options:
             if name not in known:
-                near = difflib.get_close_matches(name, known, n=1)
+                near = difflib.get_close_matches(str(name), known, n=1)
                 hint = f"did you mean {near[0]!r}?" if near else f"options are {', '.join(known)}"
                 raise OptionError(f"unknown option {name!r}: {hint}")
         return cls(**options)

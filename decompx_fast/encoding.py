@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,10 @@ OTHER_KEYS = (
     "labels",
     "overflow_to_sample_mapping",
 )
+
+
+#: A fast tokenizer may not be called while another thread changes its truncation, which every call may do.
+_tokenizing = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,7 @@ class Reader:
     Args:
         tokenizer: a Hugging Face tokenizer, or ``None`` if only token ids and encodings will be given.
         max_positions: how many tokens the model has positions for; ``None`` for any number.
+        sizes: of each of :data:`MODEL_INPUTS`, the first number that the model has no embedding for.
         truncate: cut longer texts, with a warning, instead of refusing them.
         device: the model's; tensors that the user prepared must be there, everything else is moved.
     """
@@ -64,11 +70,13 @@ class Reader:
         tokenizer: Any,
         max_positions: int | None,
         *,
+        sizes: Mapping[str, int] | None = None,
         truncate: bool = False,
         device: torch.device | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.max_positions = max_positions
+        self.sizes = sizes or {}
         self.truncate = truncate
         self.device = device
 
@@ -78,14 +86,17 @@ class Reader:
         Raises:
             InputError: for what cannot be read, naming which one it is.
         """
-        if isinstance(items, Mapping) or hasattr(items, "input_ids"):
+        if isinstance(items, Mapping):
             rows = self._read_encoding(items)
-            ids = torch.as_tensor(items["input_ids"]) if not _is_ragged(items["input_ids"]) else None
-            return iter(rows), ids is not None and ids.ndim == 1
+            return iter(rows), _n_axes(items["input_ids"]) == 1
         if is_single(items):
             return iter([self.read_one(items, "the input")]), True
-        if not isinstance(items, Iterable):
+        if isinstance(items, (bytes, bytearray)) or not isinstance(items, Iterable):
             raise InputError(f"cannot explain a {type(items).__name__}: {ACCEPTED}")
+        if isinstance(items, tuple) and items and all(isinstance(text, str) for text in items):
+            raise InputError(
+                f"a tuple is a pair of texts, but this one holds {len(items)}: use a list for several texts"
+            )
         if isinstance(items, Sequence) and len(items) == 0:
             raise InputError(f"the list of texts is empty: {ACCEPTED}")
         return (self.read_one(item, f"input {n}") for n, item in enumerate(items)), False
@@ -98,8 +109,7 @@ class Reader:
             return self._read_text(tuple(item), where)
         if _is_ids(item):
             self._check_device(item, where)
-            ids = torch.as_tensor(item, dtype=torch.int64).cpu()
-            return self._finish({"input_ids": ids}, where)
+            return self._finish({"input_ids": _whole_numbers(item)}, where)
         raise InputError(f"{where} is {item!r:.80}: {ACCEPTED}")
 
     def _read_text(self, texts: tuple[str, ...], where: str) -> Encoded:
@@ -114,15 +124,7 @@ class Reader:
                 raise InputError(
                     f"{where} is not valid Unicode ({error.reason}): clean the text first"
                 ) from error
-        fast = getattr(self.tokenizer, "is_fast", False)
-        encoding = self.tokenizer(
-            *texts,
-            truncation=False,
-            padding=False,
-            return_special_tokens_mask=True,
-            return_offsets_mapping=fast,
-            verbose=False,
-        )
+        encoding = self._tokenize(texts)
         length = len(encoding["input_ids"])
         if self.max_positions is not None and length > self.max_positions:
             if not self.truncate:
@@ -131,19 +133,23 @@ class Reader:
                 f"{where} has {length} tokens and was cut to the model's {self.max_positions} positions",
                 stacklevel=2,
             )
-            encoding = self.tokenizer(
+            encoding = self._tokenize(texts, truncation=True, max_length=self.max_positions)
+        inputs = {name: _whole_numbers(encoding[name]) for name in MODEL_INPUTS if name in encoding}
+        special = tuple(bool(flag) for flag in encoding["special_tokens_mask"])
+        spans = _spans(encoding, special, texts) if "offset_mapping" in encoding else None
+        return self._finish(inputs, where, special=special, spans=spans, texts=texts)
+
+    def _tokenize(self, texts: tuple[str, ...], *, truncation: bool = False, max_length: int | None = None) -> Any:
+        with _tokenizing:
+            return self.tokenizer(
                 *texts,
-                truncation=True,
-                max_length=self.max_positions,
+                truncation=truncation,
+                max_length=max_length,
                 padding=False,
                 return_special_tokens_mask=True,
-                return_offsets_mapping=fast,
+                return_offsets_mapping=getattr(self.tokenizer, "is_fast", False),
                 verbose=False,
             )
-        inputs = {name: torch.tensor(encoding[name]) for name in MODEL_INPUTS if name in encoding}
-        special = tuple(bool(flag) for flag in encoding["special_tokens_mask"])
-        spans = _spans(encoding, special, texts) if fast else None
-        return self._finish(inputs, where, special=special, spans=spans, texts=texts)
 
     def _read_encoding(self, encoding: Any) -> list[Encoded]:
         data = dict(encoding)
@@ -193,6 +199,8 @@ class Reader:
             raise InputError(f"{where} has no tokens: there is nothing to explain")
         if self.max_positions is not None and len(ids) > self.max_positions:
             raise self._too_long(len(ids), where)
+        for name, values in inputs.items():
+            self._check_size(name, values, where)
         if special is None:
             known = set(getattr(self.tokenizer, "all_special_ids", ()))
             special = tuple(int(i) in known for i in ids.tolist())
@@ -203,6 +211,14 @@ class Reader:
         else:
             tokens = tuple(str(token) for token in self.tokenizer.convert_ids_to_tokens(ids.tolist()))
         return Encoded(inputs, tokens, spans or (None,) * len(ids), special, texts if spans else ())
+
+    def _check_size(self, name: str, values: Tensor, where: str) -> None:
+        size = self.sizes.get(name)
+        wrong = values[(values < 0) | (values >= size)] if size is not None else values[values < 0]
+        if len(wrong):
+            allowed = "numbers from 0" if size is None else f"embeddings for 0 to {size - 1}"
+            hint = ": is this the model's own tokenizer?" if name == "input_ids" else ""
+            raise InputError(f"{where} holds {int(wrong[0])} in {name}, and the model has {allowed}{hint}")
 
     def _check_device(self, value: Any, name: str) -> None:
         if isinstance(value, Tensor) and self.device is not None and value.device != self.device:
@@ -231,46 +247,45 @@ def _is_pair(item: Any) -> bool:
 
 
 def _is_ids(item: Any) -> bool:
-    if isinstance(item, Tensor):
-        return (
-            item.ndim == 1
-            and not item.is_floating_point()
-            and not item.is_complex()
-            and item.dtype != torch.bool
-        )
+    if hasattr(item, "dtype"):  # a tensor or an array
+        return getattr(item, "ndim", None) == 1 and _is_whole(item)
     return (
         isinstance(item, Sequence)
         and not isinstance(item, (str, bytes))
         and len(item) > 0
-        and all(isinstance(i, int) and not isinstance(i, bool) for i in item)
+        and all(hasattr(i, "__index__") and not hasattr(i, "__len__") and not isinstance(i, bool) for i in item)
     )
 
 
-def _is_ragged(rows: Any) -> bool:
-    return (
-        not isinstance(rows, Tensor)
-        and len(rows) > 0
-        and hasattr(rows[0], "__len__")
-        and len({len(r) for r in rows}) > 1
-    )
+def _is_whole(numbers: Any) -> bool:
+    return str(numbers.dtype).removeprefix("torch.") in ("int64", "int32", "int16", "int8", "uint8")
+
+
+def _whole_numbers(row: Any) -> Tensor:
+    """``[i]`` int64 on the CPU, whatever the default device, from a tensor, an array or a list."""
+    return torch.as_tensor(row, device="cpu").to(torch.int64)
+
+
+def _n_axes(value: Any) -> int:
+    """1 for a row, 2 for rows."""
+    return value.ndim if hasattr(value, "ndim") else 2 if len(value) and hasattr(value[0], "__len__") else 1
 
 
 def _rows(value: Any, name: str) -> list[Tensor]:
     """The rows of one part of an encoding: a tensor, an array, or lists that may be ragged; a single row is one."""
     try:
-        if _is_ragged(value):
-            rows = [torch.as_tensor(row) for row in value]
-        else:
-            tensor = torch.as_tensor(value)
-            rows = list(tensor.unsqueeze(0) if tensor.ndim == 1 else tensor)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise InputError(f"{name} cannot be read as whole numbers ({error})") from error
-    for row in rows:
-        if row.ndim != 1 or row.is_floating_point():
+        rows = [value] if _n_axes(value) == 1 else list(value)
+        tensors = [torch.as_tensor(row, device="cpu") for row in rows]
+    except (TypeError, ValueError, RuntimeError, IndexError, KeyError) as error:
+        raise InputError(f"{name} cannot be read as rows of whole numbers ({error})") from error
+    for row in tensors:
+        empty = row.numel() == 0  # without a number, a list has no dtype of its own
+        whole = _is_whole(row) or (name == "attention_mask" and row.dtype == torch.bool)
+        if row.ndim != 1 or not (whole or empty):
             raise InputError(
                 f"{name} must be [i] or [b, i] whole numbers, got {row.dtype} rows of {row.ndim} axes"
             )
-    return [row.to(torch.int64).cpu() for row in rows]
+    return [row.to(torch.int64) for row in tensors]
 
 
 def _real_tokens(mask: Tensor | None, length: int, where: str) -> slice:

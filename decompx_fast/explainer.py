@@ -19,7 +19,7 @@ from .encoding import Encoded, Reader
 from .engines.attribution import Attribution
 from .errors import InputError, OptionError
 from .explanation import Explanation, ProblemType, Site
-from .linearize.registry import HuggingFaceLinearization, find_family, linearize, max_positions, unwrap
+from .linearize.registry import HuggingFaceLinearization, find_family, input_limits, linearize, unwrap
 from .sources import Sources, resolve_sources
 from .targets import Targets, resolve_targets
 
@@ -214,7 +214,10 @@ class DecompX:
             sources=sources,
             execution=Execution(path, backend, workspace_bytes),
         )
-        reader = Reader(self.tokenizer, max_positions(self.model), truncate=truncate, device=self.device)
+        limits = input_limits(self.model)
+        reader = Reader(
+            self.tokenizer, limits.positions, sizes=limits.sizes, truncate=truncate, device=self.device
+        )
         encoded, single = reader.read(texts)
         size = self.batch_size if batch_size is None else _check_batch_size(batch_size)
         total = len(texts) if isinstance(texts, Sequence) and not single else None
@@ -395,7 +398,7 @@ def _to_device(model: nn.Module, device: str | torch.device | None) -> nn.Module
         return model
     try:
         return model.to(device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
+    except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise InputError(f"device={str(device)!r} cannot be used here ({reason}): use 'cpu'") from error
 

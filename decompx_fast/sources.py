@@ -41,7 +41,8 @@ class Sources:
     @property
     def ids(self) -> Tensor:
         """``[i]`` int64: the source that each token belongs to."""
-        ids = torch.empty(sum(len(group.positions) for group in self.groups), dtype=torch.int64)
+        n_tokens = sum(len(group.positions) for group in self.groups)
+        ids = torch.empty(n_tokens, dtype=torch.int64, device="cpu")
         for n, group in enumerate(self.groups):
             ids[list(group.positions)] = n
         return ids
@@ -66,7 +67,8 @@ def resolve_sources(sources: Any, encoded: Encoded) -> Sources | None:
             return None
         if not encoded.texts:
             raise InputError(
-                f"sources={sources!r} needs the text, but only token ids were given: give group ids instead"
+                f"sources={sources!r} needs to know where each token lies in the text: give texts, with a fast "
+                "tokenizer, or give group ids instead"
             )
         groups = group_by_word(encoded.spans, encoded.special, encoded.texts)
         if sources == "sentence":
@@ -76,9 +78,9 @@ def resolve_sources(sources: Any, encoded: Encoded) -> Sources | None:
 
 
 def _from_ids(ids: Any, encoded: Encoded) -> Sources:
-    values = ids.tolist() if isinstance(ids, Tensor) else ids
+    values = ids.tolist() if hasattr(ids, "tolist") else ids  # a tensor or an array
     if not isinstance(values, Sequence) or not all(
-        isinstance(i, int) and not isinstance(i, bool) for i in values
+        hasattr(i, "__index__") and not isinstance(i, bool) for i in values
     ):
         raise InputError(f"sources must be a unit or one whole number per token, got {ids!r:.80}")
     if len(values) != len(encoded):
@@ -86,7 +88,7 @@ def _from_ids(ids: Any, encoded: Encoded) -> Sources:
             f"sources holds {len(values)} group ids for {len(encoded)} tokens (special ones count)"
         )
     members: dict[int, list[int]] = {}
-    for position, value in enumerate(values):
+    for position, value in enumerate(map(int, values)):
         members.setdefault(value, []).append(position)
     groups = [TokenGroup(tuple(m), _joint_span(m, encoded.spans)) for m in members.values()]
     return Sources("group", tuple(groups), _names(groups, encoded))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import difflib
 import math
+import numbers
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -43,7 +45,8 @@ def resolve_targets(targets: Any, labels: Sequence[str]) -> Targets:
 
     Args:
         targets: ``None`` for all classes; a class by name or index; a mapping of classes to weights, such as
-            ``{"POSITIVE": 1, "NEGATIVE": -1}``, for a direction; a float tensor ``[C]``, the same; or a list of these.
+            ``{"POSITIVE": 1, "NEGATIVE": -1}``, for a direction; a float tensor or array ``[C]``, the same; or a list
+            of these.
         labels: names of all classes.
 
     Raises:
@@ -51,7 +54,7 @@ def resolve_targets(targets: Any, labels: Sequence[str]) -> Targets:
     """
     count = len(labels)
     if targets is None:
-        return Targets(tuple(labels), tuple(range(count)), torch.eye(count, dtype=torch.float64))
+        return Targets(tuple(labels), tuple(range(count)), torch.eye(count, dtype=torch.float64, device="cpu"))
     items = list(targets) if isinstance(targets, (list, tuple)) else [targets]
     if not items:
         raise InputError("targets is an empty list: name at least one class, or leave it out for all")
@@ -64,23 +67,31 @@ def resolve_targets(targets: Any, labels: Sequence[str]) -> Targets:
 
 
 def _column(target: Any, labels: Sequence[str]) -> tuple[str, int | None, Tensor]:
-    weights = torch.zeros(len(labels), dtype=torch.float64)
+    weights = torch.zeros(len(labels), dtype=torch.float64, device="cpu")
     if isinstance(target, Mapping):
         if not target:
             raise InputError("a direction in targets is empty: give each class its weight")
         for key, weight in target.items():
             weights[_class(key, labels)] += _number(weight, key)
         return _direction_name(weights, labels), None, weights
-    if isinstance(target, Tensor) and target.ndim == 1 and target.is_floating_point():
-        if len(target) != len(labels) or not bool(torch.isfinite(target).all()):
-            raise InputError(
-                f"a direction in targets must hold {len(labels)} finite weights, one per class, got {target.tolist()}"
-            )
-        weights = target.detach().cpu().double()
+    if getattr(target, "ndim", 0) > 0:  # a tensor or an array
+        weights = _weights(target, labels)
         return _direction_name(weights, labels), None, weights
     index = _class(target, labels)
     weights[index] = 1
     return labels[index], index, weights
+
+
+def _weights(direction: Any, labels: Sequence[str]) -> Tensor:
+    try:
+        weights = torch.as_tensor(direction, device="cpu").detach()
+    except (TypeError, ValueError, RuntimeError):
+        weights = torch.empty(0, device="cpu")
+    if tuple(weights.shape) != (len(labels),) or weights.is_complex() or not bool(weights.isfinite().all()):
+        raise InputError(
+            f"a direction in targets must hold {len(labels)} finite weights, one per class, got {direction!r:.80}"
+        )
+    return weights.double()
 
 
 def _class(target: Any, labels: Sequence[str]) -> int:
@@ -90,11 +101,14 @@ def _class(target: Any, labels: Sequence[str]) -> int:
         near = difflib.get_close_matches(target, labels, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise InputError(f"there is no class {target!r}: {hint}{_listed(labels)}")
-    if isinstance(target, bool) or not hasattr(target, "__index__"):
+    try:
+        index = operator.index(target)
+    except (TypeError, ValueError, RuntimeError):
+        index = None
+    if index is None or isinstance(target, bool):
         raise InputError(
-            f"targets holds {target!r}: use a class's name or index, or a mapping of classes to weights"
+            f"targets holds {target!r:.80}: use a class's name or index, or a mapping of classes to weights"
         )
-    index = int(target)
     if not 0 <= index < len(labels):
         raise InputError(f"there is no class {index}: {_listed(labels)}")
     return index
@@ -106,7 +120,7 @@ def _listed(labels: Sequence[str]) -> str:
 
 
 def _number(weight: Any, key: Any) -> float:
-    if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not math.isfinite(weight):
+    if isinstance(weight, bool) or not isinstance(weight, numbers.Real) or not math.isfinite(weight):
         raise InputError(f"the weight of {key!r} in targets must be a finite number, got {weight!r}")
     return float(weight)
 

@@ -12,6 +12,7 @@ from .spec import (
     AttentionSpec,
     FeedForwardSpec,
     HeadStepSpec,
+    InputLimits,
     LayerSpec,
     ModelSpec,
     SublayerSpec,
@@ -28,6 +29,7 @@ def bert_layer(layer: nn.Module, name: str) -> LayerSpec:
         raise UnsupportedModelError(
             f"{name}.attention uses position_embedding_type={position_type!r}: only 'absolute' can be explained here"
         )
+    norm = layer_norm(output.LayerNorm, f"{name}.attention.output.LayerNorm")
     d = output.LayerNorm.normalized_shape[0]
     heads, size = attention.num_attention_heads, attention.attention_head_size
     attend = AttentionSpec(
@@ -47,7 +49,7 @@ def bert_layer(layer: nn.Module, name: str) -> LayerSpec:
         activation=activation_name(layer.intermediate.intermediate_act_fn, f"{name}.intermediate"),
     )
     return (
-        SublayerSpec((attend,), post_norm=layer_norm(output.LayerNorm, f"{name}.attention.output.LayerNorm")),
+        SublayerSpec((attend,), post_norm=norm),
         SublayerSpec((feed,), post_norm=layer_norm(layer.output.LayerNorm, f"{name}.output.LayerNorm")),
     )
 
@@ -88,15 +90,21 @@ def activation_name(function: object, name: str) -> str:
 
 def _spec(encoder: nn.Module, name: str, head: tuple[HeadStepSpec, ...]) -> ModelSpec:
     layers = tuple(encoder.encoder.layer)
-    positions = encoder.embeddings.position_embeddings
+    embeddings = encoder.embeddings
+    positions = embeddings.position_embeddings
     # In the RoBERTa family position numbers start after the padding index.
     unused = 0 if positions.padding_idx is None else positions.padding_idx + 1
+    sizes = {
+        "input_ids": embeddings.word_embeddings.num_embeddings,
+        "token_type_ids": embeddings.token_type_embeddings.num_embeddings,
+        "position_ids": positions.num_embeddings,
+    }
     return ModelSpec(
         layer_modules=layers,
         layers=tuple(bert_layer(layer, f"{name}.encoder.layer.{n}") for n, layer in enumerate(layers)),
         head=head,
         head_position=0,
-        max_positions=positions.num_embeddings - unused,
+        limits=InputLimits(positions.num_embeddings - unused, sizes),
     )
 
 

@@ -7,10 +7,12 @@ compared with: a layer that computes anything else than its specification says i
 from __future__ import annotations
 
 import math
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +21,7 @@ from ..errors import InputError, NumericalError, UnsupportedModelError
 from . import bert
 from .evaluate import linearize_head, linearize_layer
 from .layer import Head, LinearizedLayer
-from .spec import ModelSpec
+from .spec import InputLimits, ModelSpec
 
 FAMILIES: dict[str, Callable[[nn.Module], ModelSpec]] = {**bert.FAMILIES}
 
@@ -45,9 +47,19 @@ def unwrap(model: nn.Module) -> nn.Module:
         elif isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
             model = model.module
         elif callable(getattr(model, "get_base_model", None)):
+            _refuse_prompts(model)
             model = model.get_base_model()
         else:
             return model
+
+
+def _refuse_prompts(model: nn.Module) -> None:
+    """Learned prompts are outside the base model: it would be explained without them."""
+    if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
+        raise UnsupportedModelError(
+            "this model is adapted by learned prompts, which are no tokens of the text: only adapters that change "
+            "weights, such as LoRA, can be explained"
+        )
 
 
 def find_family(model: nn.Module) -> Callable[[nn.Module], ModelSpec]:
@@ -75,27 +87,61 @@ def describe(model: nn.Module) -> ModelSpec:
     """
     family = find_family(model)
     try:
-        return family(model)
+        spec = family(model)
     except AttributeError as error:
         raise UnsupportedModelError(
-            f"this {type(model).__name__} has not the parts of its architecture ({error}): it cannot be explained exactly"
+            f"this {type(model).__name__} has not the parts of its architecture ({error}): it cannot be explained "
+            "exactly"
         ) from error
+    if not spec.layers:
+        raise UnsupportedModelError(f"this {type(model).__name__} has no layers: there is nothing to decompose")
+    return spec
+
+
+@contextmanager
+def plain_mode(device: torch.device) -> Iterator[None]:
+    """No autograd, no inference mode and no autocast: whatever the caller's are, results are ordinary and exact."""
+    available = torch.amp.is_autocast_available(device.type)
+    autocast = torch.autocast(device.type, enabled=False) if available else nullcontext()
+    with torch.inference_mode(False), torch.no_grad(), autocast:
+        yield
 
 
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
     """Eval mode and no compiled code inside; every module's mode restored afterwards, whatever happens."""
     training = [module for module in model.modules() if module.training]
-    # Only where it is needed: changing the stance imports the compiler, which takes seconds.
-    compiled = any(getattr(module, "_compiled_call_impl", None) is not None for module in model.modules())
     try:
         for module in training:
             module.training = False
-        with torch.compiler.set_stance("force_eager") if compiled else nullcontext():
+        with _uncompiled():
             yield
     finally:
         for module in training:
             module.training = True
+
+
+_stance_lock = threading.Lock()
+_stances: list[Any] = []  # one entry for each thread inside; the first is what the last to leave restores
+
+
+@contextmanager
+def _uncompiled() -> Iterator[None]:
+    """Compiled modules run their Python code; the stance is one for all threads, so the last to leave restores it."""
+    if "torch._dynamo" not in sys.modules:  # nothing is compiled, and importing the compiler takes seconds
+        yield
+        return
+    with _stance_lock:
+        _stances.append(None if _stances else torch.compiler.set_stance("force_eager"))
+    try:
+        yield
+    finally:
+        with _stance_lock:
+            if len(_stances) == 1:
+                _stances[0].__exit__(None, None, None)
+                _stances.clear()
+            else:
+                _stances.pop()
 
 
 @dataclass(frozen=True)
@@ -113,12 +159,13 @@ def run_model(
     states: list[Tensor | None] = [None] * (len(layer_modules) + 1)
     thread = threading.get_ident()
 
-    def keep_input(_module, args, kwargs):
+    # Another thread may meet these hooks while they are being removed, and call them without the keyword arguments.
+    def keep_input(_module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> None:
         if threading.get_ident() == thread:
-            states[0] = args[0] if args else kwargs["hidden_states"]
+            states[0] = args[0] if args or kwargs is None else kwargs["hidden_states"]
 
-    def keep_output(n: int):
-        def hook(_module, _args, output):
+    def keep_output(n: int) -> Callable[..., None]:
+        def hook(_module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
             if threading.get_ident() == thread:
                 states[n + 1] = output[0] if isinstance(output, tuple) else output
 
@@ -128,8 +175,7 @@ def run_model(
         hooks.callback(layer_modules[0].register_forward_pre_hook(keep_input, with_kwargs=True).remove)
         for n, module in enumerate(layer_modules):
             hooks.callback(module.register_forward_hook(keep_output(n)).remove)
-        # `forward`, not `__call__`: a model compiled in place would run its compiled code.
-        logits = model.forward(**inputs, return_dict=True).logits
+        logits = model(**inputs, return_dict=True).logits
     missing = [n - 1 for n, state in enumerate(states) if state is None]
     if missing:
         raise UnsupportedModelError(
@@ -232,14 +278,14 @@ def linearize(
     """
     model = unwrap(model)
     find_family(model)
-    device = _only_device(model)
+    device = only_device(model)
     for name, tensor in inputs.items():
         if tensor.device != device:
             raise InputError(
                 f"{name} is on {tensor.device} and the model on {device}: move one of them, for example "
                 f"{name}.to({str(device)!r})"
             )
-    with torch.inference_mode(False), torch.no_grad(), undisturbed(model):
+    with plain_mode(device), undisturbed(model):
         spec = describe(model)
         run = run_model(model, spec.layer_modules, inputs)
         if run.states[0].dtype not in TOLERANCE:
@@ -254,7 +300,12 @@ def linearize(
     return HuggingFaceLinearization(spec, run, dtype)
 
 
-def _only_device(model: nn.Module) -> torch.device:
+def only_device(model: nn.Module) -> torch.device:
+    """The device that holds all of the model.
+
+    Raises:
+        InputError: if it is spread over several, or its weights are not loaded.
+    """
     devices = {parameter.device for parameter in model.parameters()}
     if len(devices) != 1 or next(iter(devices)).type == "meta":
         found = ", ".join(sorted(map(str, devices))) or "no parameters"
@@ -265,7 +316,9 @@ def _only_device(model: nn.Module) -> torch.device:
 
 
 def _check_finite(model: nn.Module, run: ModelRun) -> None:
-    if math.isfinite(run.logits.double().abs().sum().item()):
+    # What is not finite at one position stays so there, and the head may read another.
+    ends = run.logits.double().abs().sum() + run.states[-1].double().abs().sum()
+    if math.isfinite(ends.item()):
         return
     for name, parameter in model.named_parameters():
         if not torch.isfinite(parameter).all():
@@ -282,8 +335,12 @@ def _check_finite(model: nn.Module, run: ModelRun) -> None:
     )
 
 
-def max_positions(model: nn.Module) -> int | None:
-    """How many tokens a supported model has positions for; ``None`` for any number."""
+def input_limits(model: nn.Module) -> InputLimits:
+    """What inputs a supported model has embeddings for.
+
+    Raises:
+        UnsupportedModelError: if the model is not what its architecture says.
+    """
     model = unwrap(model)
-    with undisturbed(model):
-        return describe(model).max_positions
+    with plain_mode(only_device(model)), undisturbed(model):
+        return describe(model).limits

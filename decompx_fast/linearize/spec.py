@@ -6,6 +6,7 @@ computes such a map; everything else is refused by name.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -101,6 +102,19 @@ class HeadStepSpec:
 
 
 @dataclass(frozen=True)
+class InputLimits:
+    """What inputs a model has embeddings for.
+
+    Attributes:
+        positions: how many tokens it takes.
+        sizes: of each input, the first number that is too large: ``{"input_ids": 30522, "token_type_ids": 2}``.
+    """
+
+    positions: int | None
+    sizes: Mapping[str, int]
+
+
+@dataclass(frozen=True)
 class ModelSpec:
     """A whole classifier as data.
 
@@ -109,14 +123,14 @@ class ModelSpec:
         layers: what each of them computes.
         head: the steps from the hidden state at ``head_position`` to the logits.
         head_position: the position the head reads.
-        max_positions: how many positions the model has embeddings for.
+        limits: what inputs the model has embeddings for.
     """
 
     layer_modules: tuple[nn.Module, ...]
     layers: tuple[LayerSpec, ...]
     head: tuple[HeadStepSpec, ...]
     head_position: int
-    max_positions: int | None
+    limits: InputLimits
 
 
 def layer_norm(module: nn.Module, name: str) -> NormSpec:
@@ -146,6 +160,11 @@ def affine(module: nn.Module, name: str, features: int) -> Affine:
     """
     _refuse_quantized(module, name)
     if isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward:
+        if type(module.weight) not in (Tensor, nn.Parameter):
+            raise UnsupportedModelError(
+                f"the linear layer {name!r} stores its weight as a {type(module.weight).__name__}, not as a plain "
+                "tensor: load the model in float32, float16 or bfloat16, whole on one device"
+            )
         return Affine(module.weight.detach().t(), _detached(module.bias))
     return _probe(module, name, features)
 
@@ -178,8 +197,8 @@ def _probe(module: nn.Module, name: str, features: int) -> Affine:
     if reference is None:
         raise _unsupported(name, module, "a linear layer")
     unit = torch.eye(features, dtype=reference.dtype, device=reference.device)
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(4, features, generator=generator).to(unit)
+    generator = torch.Generator("cpu").manual_seed(0)
+    x = torch.randn(4, features, generator=generator, device="cpu").to(unit)
     try:
         offset = module(torch.zeros_like(unit[:1]))
         weight = module(unit) - offset
@@ -193,6 +212,6 @@ def _probe(module: nn.Module, name: str, features: int) -> Affine:
 
 def _unsupported(name: str, module: nn.Module, wanted: str) -> UnsupportedModelError:
     return UnsupportedModelError(
-        f"the module {name!r} is a {type(module).__name__}, where {wanted} was expected: this model cannot be explained "
-        "exactly, so it is refused"
+        f"the module {name!r} is a {type(module).__name__}, where {wanted} was expected: this model cannot be "
+        "explained exactly, so it is refused"
     )
