@@ -19,7 +19,14 @@ from .encoding import Encoded, Reader
 from .engines.attribution import Attribution
 from .errors import InputError, OptionError
 from .explanation import Explanation, ProblemType, Site
-from .linearize.registry import HuggingFaceLinearization, find_family, input_limits, linearize, unwrap
+from .linearize.registry import (
+    HuggingFaceLinearization,
+    find_family,
+    input_limits,
+    linearize,
+    plain_mode,
+    unwrap,
+)
 from .sources import Sources, resolve_sources
 from .targets import Targets, resolve_targets
 
@@ -74,6 +81,10 @@ class DecompX:
             raise InputError(
                 f"model is a {type(model).__name__}: give a loaded model, or use DecompX.from_pretrained(path)"
             )
+        if tokenizer is not None and not callable(tokenizer):
+            raise InputError(f"tokenizer is a {type(tokenizer).__name__}: give a loaded tokenizer, or leave it out")
+        if config is not None and not isinstance(config, DecompXConfig):
+            raise OptionError(f"config is a {type(config).__name__}: give a DecompXConfig, or single options by name")
         self.model = model
         self.tokenizer = tokenizer
         self.config = (config or DecompXConfig()).replace(**options)
@@ -186,7 +197,7 @@ class DecompX:
             progress: show a bar on standard error; ``None``: where that is a terminal and there are several batches.
             **options: single options of :class:`DecompXConfig`.
         """
-        yield from self._start(texts, **arguments)[0]
+        return self._start(texts, **arguments)[0]
 
     def _start(
         self,
@@ -255,8 +266,7 @@ class _Job:
     def run(self, batch: Sequence[tuple[Encoded, Sources | None]]) -> list[Explanation]:
         """Explain inputs of the same length and the same number of sources."""
         start = time.perf_counter()
-        # Grad mode and inference mode are the caller's; nothing here needs either.
-        with torch.inference_mode(False), torch.no_grad():
+        with plain_mode(self.explainer.device):
             linearization = self._linearize([encoded for encoded, _ in batch])
             attribution = self._attribute(linearization, [sources for _, sources in batch])
         seconds = (time.perf_counter() - start) / len(batch)
@@ -308,7 +318,8 @@ class _Job:
             error = (total - target_logits.double()).abs().max().item()
         else:
             names, ids = ("norm",), (None,)
-            scores, bias_token = attribution.scores[n].float().cpu(), None
+            scores, bias_token = attribution.scores[n].cpu(), None
+            scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
             target_logits = scores.sum(0)
             error = attribution.gap[n].item()
         if config.bias == "bias_token" and not config.head:
@@ -357,17 +368,36 @@ def _stream(
 ) -> Iterator[Explanation]:
     """Windows of inputs, batches of equally long ones within a window, results in the order of the inputs."""
     window_size = READ_AHEAD * (batch_size or READ_AHEAD)
+    pairs = ((encoded, job.resolve_sources(encoded)) for encoded in inputs)
+    error: InputError | None = None
     with _progress(total, progress, batch_size) as advance:
-        while window := list(itertools.islice(inputs, window_size)):
-            pairs = [(encoded, job.resolve_sources(encoded)) for encoded in window]
+        while error is None:
+            window, error = _read_window(pairs, window_size)
+            if not window:
+                break
             done: dict[int, Explanation] = {}
             ready = 0
-            for batch in _batches(pairs, batch_size):
-                done |= dict(zip(batch, job.run([pairs[n] for n in batch]), strict=True))
+            for batch in _batches(window, batch_size):
+                done |= dict(zip(batch, job.run([window[n] for n in batch]), strict=True))
                 advance(len(batch))
                 while ready in done:
                     yield done.pop(ready)
                     ready += 1
+    if error is not None:
+        raise error
+
+
+def _read_window(
+    pairs: Iterator[tuple[Encoded, Sources | None]], size: int
+) -> tuple[list[tuple[Encoded, Sources | None]], InputError | None]:
+    """The next inputs, and what is wrong with the one after them, so that what precedes it is still explained."""
+    window: list[tuple[Encoded, Sources | None]] = []
+    try:
+        for pair in itertools.islice(pairs, size):
+            window.append(pair)
+    except InputError as error:
+        return window, error
+    return window, None
 
 
 def _batches(pairs: Sequence[tuple[Encoded, Sources | None]], batch_size: int | None) -> Iterator[list[int]]:

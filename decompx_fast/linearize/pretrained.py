@@ -95,7 +95,7 @@ def _check_weights(name: str, info: Mapping[str, Any]) -> None:
 
 
 def _check_vocabulary(tokenizer: Any) -> None:
-    """Refuse a tokenizer without a word: transformers makes one up where the files are missing, and all is unknown to it."""
+    """Refuse a tokenizer without a word: transformers makes one up where the files are missing."""
     special = set(tokenizer.all_special_tokens)
     if all(token in special for token in tokenizer.get_vocab()):
         raise ModelLoadError("its vocabulary is missing")
