@@ -15,6 +15,7 @@ from typing import IO, TYPE_CHECKING, Any, get_args
 
 import click
 
+from . import __version__
 from .config import BiasRule, Variant
 from .errors import DecompXError, InputError, OptionError
 
@@ -26,7 +27,7 @@ PROGRAM = "decompx-fast"
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name=PROGRAM)
+@click.version_option(__version__, prog_name=PROGRAM)
 def cli() -> None:
     """Explain what each token contributed to a classifier's decision (DecompX)."""
 
@@ -181,7 +182,10 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     warnings.showwarning = _show_warning
     try:
-        return cli.main(args=arguments, prog_name=PROGRAM, standalone_mode=False) or 0
+        # What click's own main does, less its handling of errors.
+        with cli.make_context(PROGRAM, list(sys.argv[1:] if arguments is None else arguments)) as context:
+            cli.invoke(context)
+        return 0
     except click.exceptions.Exit as stop:
         return stop.exit_code
     except click.exceptions.NoArgsIsHelpError as error:

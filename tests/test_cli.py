@@ -1,0 +1,164 @@
+"""The command line: what it prints and writes, exit codes, one line for each error."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import models
+import pytest
+import torch
+
+from decompx_fast.cli import main
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A tiny classifier with a tokenizer, as ``save_pretrained`` writes it."""
+    path = tmp_path_factory.mktemp("model")
+    models.classifier(vocab=models.WORD_PIECES, positions=64, dtype=torch.float32).save_pretrained(path)
+    models.word_piece().save_pretrained(path)
+    return str(path)
+
+
+def run(capsys, *arguments: str) -> tuple[int, str, str]:
+    code = main(list(arguments))
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def fails(capsys, code: int, *arguments: str) -> str:
+    """The one line that an error prints."""
+    found, out, err = run(capsys, *arguments)
+    assert found == code
+    assert out == ""
+    assert err.count("\n") == 1 and err.startswith("decompx-fast: ")
+    assert "Traceback" not in err
+    return err
+
+
+def test_explain_prints_a_table_for_each_text(capsys, folder):
+    code, out, err = run(capsys, "explain", "a good film", "a bad film", "--model", folder)
+    assert (code, err) == (0, "")
+    assert out.count("Predicted") == 2
+    assert "good" in out and "bad" in out
+
+
+def test_explain_fits_80_columns(capsys, folder, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    _, out, _ = run(capsys, "explain", "a good film, though long " * 3, "--model", folder)
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_explain_writes_json_that_adds_up(capsys, folder, tmp_path):
+    path = tmp_path / "out.json"
+    file = tmp_path / "texts.txt"
+    file.write_text("one text\n\nanother one, longer\n", encoding="utf-8")
+    code, out, err = run(
+        capsys, "explain", "first", "--file", str(file), "--model", folder, "--json", str(path), "--quiet"
+    )
+    assert (code, out, err) == (0, "", "")
+    rows = json.loads(path.read_text(encoding="utf-8"))
+    assert [row["texts"] for row in rows] == [["first"], ["one text"], ["another one, longer"]]
+    for row in rows:
+        for column, logit in enumerate(row["logits"]):
+            assert sum(score[column] for score in row["scores"]) == pytest.approx(logit, abs=1e-4)
+
+
+def test_explain_json_to_standard_output_is_json_alone(capsys, folder):
+    code, out, _ = run(capsys, "explain", "a good film", "--model", folder, "--json", "-", "--words")
+    assert code == 0
+    assert json.loads(out)[0]["source_unit"] == "word"
+
+
+def test_explain_writes_a_page_with_every_text(capsys, folder, tmp_path):
+    path = tmp_path / "page.html"
+    code, _, err = run(capsys, "explain", "<q>bold</q>", "plain", "--model", folder, "--html", str(path), "--quiet")
+    assert (code, err) == (0, "")
+    page = path.read_text(encoding="utf-8")
+    assert "plain" in page and "<q>" not in page and "&lt;" in page
+
+
+def test_explain_target_by_name_and_index_agree(capsys, folder):
+    by_index = run(capsys, "explain", "a film", "--model", folder, "--target", "1", "--json", "-")[1]
+    by_name = run(capsys, "explain", "a film", "--model", folder, "--target", "LABEL_1", "--json", "-")[1]
+    assert json.loads(by_index)[0]["scores"] == json.loads(by_name)[0]["scores"]
+    assert json.loads(by_name)[0]["targets"] == ["LABEL_1"]
+
+
+def test_explain_options_reach_the_method(capsys, folder):
+    out = run(capsys, "explain", "a film", "--model", folder, "--bias", "none", "--variant", "released", "--json", "-")[
+        1
+    ]
+    row = json.loads(out)[0]
+    assert (row["options"]["bias"], row["options"]["variant"], row["engine"]) == ("none", "released", "adjoint")
+
+
+def test_truncate_warns_on_standard_error(capsys, folder):
+    code, _, err = run(capsys, "explain", "word " * 600, "--model", folder, "--truncate", "--quiet")
+    assert code == 0
+    assert err.startswith("decompx-fast: warning: ") and err.count("\n") == 1
+
+
+def test_usage_errors_exit_with_2(capsys, folder):
+    assert "nothing to explain" in fails(capsys, 2, "explain")
+    assert "'absdot'" in fails(capsys, 2, "explain", "a", "--bias", "x")
+    assert "No such option" in fails(capsys, 2, "explain", "a", "--nope")
+    assert "no such command" in fails(capsys, 2, "nope").lower()
+    assert "engine='x'" in fails(capsys, 2, "explain", "a", "--model", folder, "--engine", "x")
+    assert "dtype='x'" in fails(capsys, 2, "explain", "a", "--model", folder, "--dtype", "x")
+
+
+def test_wrong_models_exit_with_1(capsys, folder, tmp_path):
+    assert "no folder" in fails(capsys, 1, "explain", "a", "--model", str(tmp_path / "nowhere"))
+    assert "config.json" in fails(capsys, 1, "explain", "a", "--model", str(tmp_path))
+    assert "classes are 'LABEL_0'" in fails(capsys, 1, "explain", "a", "--model", folder, "--target", "x")
+    assert "device='nope'" in fails(capsys, 1, "explain", "a", "--model", folder, "--device", "nope")
+
+
+def test_wrong_files_exit_with_1(capsys, folder, tmp_path):
+    empty, latin = tmp_path / "empty.txt", tmp_path / "latin.txt"
+    empty.write_bytes(b"")
+    latin.write_bytes("gut\nschön\n".encode("latin-1"))
+    assert "0 bytes" in fails(capsys, 1, "explain", "--file", str(empty), "--model", folder)
+    assert "not UTF-8 (line 2" in fails(capsys, 1, "explain", "--file", str(latin), "--model", folder)
+    assert "is a directory" in fails(capsys, 1, "explain", "--file", str(tmp_path), "--model", folder)
+    assert "No such file" in fails(capsys, 1, "explain", "--file", str(tmp_path / "none"), "--model", folder)
+
+
+def test_unwritable_output_is_refused_before_the_work(capsys, folder, tmp_path):
+    assert "no folder" in fails(capsys, 1, "explain", "a", "--model", folder, "--html", str(tmp_path / "no" / "x.html"))
+    assert "is a directory" in fails(capsys, 1, "explain", "a", "--model", folder, "--json", str(tmp_path))
+
+
+def test_an_error_leaves_the_old_file(capsys, folder, tmp_path):
+    path = tmp_path / "out.json"
+    path.write_text("old", encoding="utf-8")
+    fails(capsys, 1, "explain", "fine", "word " * 600, "--model", folder, "--json", str(path), "--quiet")
+    assert path.read_text(encoding="utf-8") == "old"
+    assert [file.name for file in tmp_path.iterdir()] == ["out.json"]
+
+
+def test_an_interrupt_is_one_line(capsys, folder, monkeypatch):
+    def interrupt(*_args, **_kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("decompx_fast.explainer.linearize", interrupt)
+    assert "interrupted" in fails(capsys, 1, "explain", "a", "--model", folder)
+
+
+def test_doctor_names_versions_devices_and_backends(capsys):
+    code, out, err = run(capsys, "doctor")
+    assert (code, err) == (0, "")
+    for word in ("torch", "transformers", "triton", "cpu", "usable"):
+        assert word in out
+
+
+@pytest.mark.slow
+def test_command_runs_as_a_program(folder):
+    command = [sys.executable, "-m", "decompx_fast.cli", "explain", "a good film", "--model", folder]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "Predicted" in done.stdout
+    assert done.stderr == ""
