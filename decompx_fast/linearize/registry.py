@@ -156,32 +156,31 @@ def run_model(
     model: nn.Module, layer_modules: tuple[nn.Module, ...], inputs: Mapping[str, Tensor]
 ) -> ModelRun:
     """Run the model once and keep its hidden states, through hooks that live for this call in this thread only."""
-    states: list[Tensor | None] = [None] * (len(layer_modules) + 1)
+    states: list[Tensor] = []
     thread = threading.get_ident()
 
     # Another thread may meet these hooks while they are being removed, and call them without the keyword arguments.
     def keep_input(_module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> None:
+        if threading.get_ident() == thread and not states:
+            states.append(args[0] if args or kwargs is None else kwargs["hidden_states"])
+
+    def keep_output(_module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
         if threading.get_ident() == thread:
-            states[0] = args[0] if args or kwargs is None else kwargs["hidden_states"]
-
-    def keep_output(n: int) -> Callable[..., None]:
-        def hook(_module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
-            if threading.get_ident() == thread:
-                states[n + 1] = output[0] if isinstance(output, tuple) else output
-
-        return hook
+            states.append(output[0] if isinstance(output, tuple) else output)
 
     with ExitStack() as hooks:
         hooks.callback(layer_modules[0].register_forward_pre_hook(keep_input, with_kwargs=True).remove)
-        for n, module in enumerate(layer_modules):
-            hooks.callback(module.register_forward_hook(keep_output(n)).remove)
-        logits = model(**inputs, return_dict=True).logits
-    missing = [n - 1 for n, state in enumerate(states) if state is None]
-    if missing:
+        for module in dict.fromkeys(layer_modules):  # layers may share one module
+            hooks.callback(module.register_forward_hook(keep_output).remove)
+        # Where a configuration asks for these, transformers would leave hooks of its own on the model.
+        unwanted = {"output_attentions": False, "output_hidden_states": False}
+        logits = model(**inputs, **unwanted, return_dict=True).logits
+    if len(states) != len(layer_modules) + 1:
         raise UnsupportedModelError(
-            f"layers {missing} of this {type(model).__name__} were not run in its forward pass"
+            f"this {type(model).__name__} has {len(layer_modules)} layers, but {max(len(states) - 1, 0)} were run in "
+            "its forward pass: it cannot be explained exactly"
         )
-    return ModelRun([state for state in states if state is not None], logits)
+    return ModelRun(states, logits)
 
 
 class HuggingFaceLinearization:
