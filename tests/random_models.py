@@ -122,9 +122,7 @@ def around(w: Weights, last: bool) -> LayerSpec:
             pre_norm=w.layer_norm(),
             out_norm=w.layer_norm(),
         ),
-        SublayerSpec(
-            (w.feed_forward("gelu", gated=True),), pre_norm=w.layer_norm(), out_norm=w.layer_norm()
-        ),
+        SublayerSpec((w.feed_forward("gelu", gated=True),), pre_norm=w.layer_norm(), out_norm=w.layer_norm()),
     )
 
 

@@ -1,8 +1,7 @@
 """The adjoint engine against the reference engine, the authors' code, autograd, and what must always hold.
 
-Tolerances: in float64 the engines differ by rounding only, 1e-12 of the largest score; the golden files allow
-1e-9, since the released code adds 1e-12 to its denominators; float32 against float64 1e-5, some hundred
-roundings of 6e-8.
+Tolerances: in float64 the engines differ by rounding only, 1e-12 of the largest score; the golden files allow 1e-9,
+since the released code adds 1e-12 to its denominators; float32 against float64 1e-5, some hundred roundings of 6e-8.
 """
 
 from __future__ import annotations
@@ -87,6 +86,15 @@ def test_adjoint_equals_reference_for_random_models(data):
         ln2=draw(True, True, False),
         ffn=draw(True, True, False),
     )
+    assert_same(adjoint.attribute(model, config), reference.attribute(model, config))
+
+
+@pytest.mark.parametrize("part", ["ln1", "ffn", "ln2"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_adjoint_equals_reference_with_a_part_left_out(kind, part):
+    # Where the branch is left out but not its norm, the bias of that reaches what nothing else does.
+    model = random_model(kind, n=9, position=8)
+    config = DecompXConfig(bias="equal", **{part: False})
     assert_same(adjoint.attribute(model, config), reference.attribute(model, config))
 
 

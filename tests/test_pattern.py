@@ -86,12 +86,8 @@ def test_pull_mix_equals_autograd_of_fused_attention(dtype, causal):
     pattern = PatternCase(causal=causal).pattern(70, dtype)
     g = Weights(2, dtype).tensor(2, 3, 70, 4, 6)
     values = torch.zeros_like(pattern.key, requires_grad=True)
-    out = F.scaled_dot_product_attention(
-        pattern.query, pattern.key, values, is_causal=causal, scale=pattern.scale
-    )
-    grads = [
-        torch.autograd.grad(out, values, g[:, m].transpose(1, 2), retain_graph=True)[0] for m in range(3)
-    ]
+    out = F.scaled_dot_product_attention(pattern.query, pattern.key, values, is_causal=causal, scale=pattern.scale)
+    grads = [torch.autograd.grad(out, values, g[:, m].transpose(1, 2), retain_graph=True)[0] for m in range(3)]
     expected = torch.stack(grads, 1).transpose(2, 3)
     tolerance = 1e-5 if dtype == torch.float32 else 1e-13
     assert (pull_mix(pattern, g, slice(0, 70)) - expected).abs().max() < tolerance

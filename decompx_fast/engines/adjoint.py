@@ -1,21 +1,18 @@
 """The adjoint engine: exact scores without the decomposition, for biases whose shares do not depend on it.
 
-The rules ``none``, ``bias_token``, ``equal`` and ``cls`` share a bias by numbers that are known beforehand.
-Then every component is affine in the decomposed vectors, and so is a logit, or any direction over the
-classes:
+The rules ``none``, ``bias_token``, ``equal`` and ``cls`` share a bias by numbers that are known beforehand. Then every
+component is affine in the decomposed vectors, and so is a logit, or any direction over the classes:
 
     y = sum_k score[k] + sum_(sites, i) g[i] . b,      score[k] = x[k] . dy/dx[k],      g[i] = dy/d(site)[i]
 
-One forward pass gives the constants. One pass back through the transposes (:mod:`.pullback`), all directions
-together, gives ``dy/dx``, and ``g`` at every site, that is, wherever a bias ``b`` is added. To rounding that
-is what carrying the ``X[i,k]`` forward gives, without their ``N x N x d`` numbers. The rules then say whose
-``g[i] . b`` is:
+One forward pass gives the constants. One pass back through the transposes (:mod:`.pullback`), all directions together,
+gives ``dy/dx``, and ``g`` at every site, that is, wherever a bias ``b`` is added. To rounding that is what carrying the
+``X[i,k]`` forward gives, without their ``N x N x d`` numbers. The rules then say whose ``g[i] . b`` is:
 
     none    nobody's            bias_token    one more source's
     cls     the first token's   equal         the sources' whose vector at i is not zero, in equal parts
 
-Which vectors are not zero follows from who attends whom: a position reaches a range of sources
-(:class:`Reach`).
+Which vectors are not zero follows from who attends whom: a position reaches a range of sources (:class:`Reach`).
 
 Memory: the input of each layer, one layer's constants, the gradient and a bounded workspace; linear in ``N``.
 Time: the forward pass, once more for what was not kept, and the transposes.
@@ -67,8 +64,8 @@ def attribute(
             of two classes. ``None``: every class.
         sites: whether to tell what the biases of each place add. With the rules ``none`` and ``bias_token``
             the scores and the sites sum to ``y``; with the others the sites are part of the scores already.
-        checkpoint_every: keep only the input of every so manieth layer, and compute the others a second time:
-            less memory, for one more forward pass. ``None``: keep all of them.
+        checkpoint_every: keep only the input of every so manieth layer, and compute the others a second time: less
+            memory, for one more forward pass. ``None``: keep all of them.
 
     Returns:
         ``scores`` ``[b, k, m]``, ``bias_token`` ``[b, m]``, ``gap`` ``[b]``, and ``sites`` in forward order,
@@ -84,8 +81,7 @@ def attribute(
     x, logits = linearization.embedding, linearization.logits
     wanted = _check_directions(directions, logits)
     classes = torch.eye(logits.shape[1], dtype=x.dtype, device=x.device)
-    # A split is weighed by the vectors over all classes. And many directions are cheaper had from the
-    # classes.
+    # A split is weighed by the vectors over all classes. And many directions are cheaper had from the classes.
     by_class = wanted is None or config.bias_token_split is not None or len(wanted) >= len(classes)
     pulled = classes if wanted is None or by_class else wanted
 
@@ -184,9 +180,7 @@ def _ops(sublayer: Sublayer, config: DecompXConfig) -> tuple[Attention | FeedFor
 class _Tape:
     """The forward pass, and what of it is needed on the way back."""
 
-    def __init__(
-        self, linearization: Linearization, config: DecompXConfig, checkpoint_every: int | None
-    ) -> None:
+    def __init__(self, linearization: Linearization, config: DecompXConfig, checkpoint_every: int | None) -> None:
         self._linearization = linearization
         self._every = checkpoint_every or 1
         self._states: dict[int, Tensor] = {}
@@ -251,17 +245,15 @@ class _Ledger:
         scores: ``[b, m, k]``, of the tokens themselves.
         bias_token: ``[b, m]`` or ``None``.
         layer, reach: where :meth:`add` is: index of the layer (-1: the head), sources with a vector.
-        outside: ``[k]``, True for sources that the head does not reach, or ``None`` if it reaches all.
+        beyond: ``[k]``, True for sources after those that the head reaches, or ``None`` if there are none.
     """
 
-    def __init__(
-        self, b: int, m: int, n: int, config: DecompXConfig, *, like: Tensor, keep_sites: bool
-    ) -> None:
+    def __init__(self, b: int, m: int, n: int, config: DecompXConfig, *, like: Tensor, keep_sites: bool) -> None:
         self.scores = like.new_zeros(b, m, n)
         self.bias_token = like.new_zeros(b, m) if config.bias == "bias_token" else None
         self.layer = -1
         self.reach: Reach | None = None
-        self.outside: Tensor | None = None
+        self.beyond: Tensor | None = None
         self._rule = config.bias
         self._steps = torch.zeros(b, m, n + 1, dtype=torch.float64, device=like.device)
         self._sites: dict[tuple[int, str], Tensor] | None = {} if keep_sites else None
@@ -299,9 +291,9 @@ class _Ledger:
     def total_scores(self) -> Tensor:
         """``[b, m, k]``, the tokens' own and what the rule gave them."""
         given = self._steps.cumsum(-1)[..., :-1]
-        if self._rule == "equal" and self.outside is not None:
-            # Where all that was added has been subtracted again, its rounding is left.
-            given = given.masked_fill(self.outside, 0)
+        if self._rule == "equal" and self.beyond is not None:
+            # All that was added has been subtracted again there, but for its rounding.
+            given = given.masked_fill(self.beyond, 0)
         return self.scores + given.to(self.scores.dtype)
 
     def shares(self) -> list[SiteShare]:
@@ -310,17 +302,14 @@ class _Ledger:
         return [SiteShare(layer, place, value) for (layer, place), value in reversed(sites.items())]
 
 
-def _pull_head(
-    tape: _Tape, directions: Tensor, config: DecompXConfig, ledger: _Ledger
-) -> tuple[Tensor, slice]:
+def _pull_head(tape: _Tape, directions: Tensor, config: DecompXConfig, ledger: _Ledger) -> tuple[Tensor, slice]:
     """From directions ``[m, c]`` to ``dy/d(last state)`` ``[b, m, 1, d]``, and the one position of it."""
     b, _, n = ledger.scores.shape
     position = tape.head.position % n
     rows = slice(position, position + 1)
     ledger.layer, ledger.reach = -1, tape.reach_of_head
     if ledger.reach is not None:
-        k = torch.arange(n, device=directions.device)
-        ledger.outside = (k < ledger.reach.first[position]) | (k > ledger.reach.last[position])
+        ledger.beyond = torch.arange(n, device=directions.device) > ledger.reach.last[position]
     g = directions[None, :, None, :].expand(b, -1, -1, -1)
     for number, step in reversed(list(enumerate(tape.head.steps))):
         g = pull_head_step(step, f"head.{number}", g, rows, config, ledger)

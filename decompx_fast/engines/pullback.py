@@ -1,17 +1,16 @@
-"""The transpose of each component of a linearised layer: from ``dy/d(output)`` to ``dy/d(input)``, written
-out.
+"""The transpose of each component of a linearised layer: from ``dy/d(output)`` to ``dy/d(input)``, written out.
 
-With its constants frozen a component is ``x -> x A + b``. A gradient goes back through it as ``g -> g A^T``,
-and the bias contributes ``g . b`` to ``y``:
+With its constants frozen a component is ``x -> x A + b``. A gradient goes back through it as ``g -> g A^T``, and the
+bias contributes ``g . b`` to ``y``:
 
     norm          y = C(x) / s * gamma              g -> C(g * gamma / s),      C(x) = x - mean_d(x) = C^T
     feed-forward  y = (slope * (x W_1)) W_2         g -> (slope * (g W_2^T)) W_1^T
     attention     y[i] = sum_hj alpha[h,i,j] x[j] W_V^h W_O^h
                                                     g[j] -> sum_hi alpha[h,i,j] g[i] (W_V^h W_O^h)^T
 
-Gradients are ``[b, m, i, d]``: ``m`` directions at once, and of the positions only the range ``rows`` (a
-slice with a start and a stop) outside of which they are zero. The head reads one position, so until an
-attention makes it all of them, every component has one row to do.
+Gradients are ``[b, m, i, d]``: ``m`` directions at once, and of the positions only the range ``rows`` (a slice with a
+start and a stop) outside of which they are zero. The head reads one position, so until an attention makes it all of
+them, every component has one row to do.
 
 Each function notes the biases that it passes in a :class:`BiasLedger`, from the output to the input.
 """
@@ -44,9 +43,7 @@ def pull_norm(norm: Norm, g: Tensor, rows: slice) -> Tensor:
     return g.sub_(g.mean(-1, keepdim=True)) if norm.centre else g
 
 
-def pull_feed_forward(
-    op: FeedForward, g: Tensor, rows: slice, config: DecompXConfig, ledger: BiasLedger
-) -> Tensor:
+def pull_feed_forward(op: FeedForward, g: Tensor, rows: slice, config: DecompXConfig, ledger: BiasLedger) -> Tensor:
     """Back through a feed-forward network, in blocks of rows; ``[b, m, i, d]`` to the same."""
     ledger.add("ffn.out", g, op.b_out, rows)
     b, m, n_rows, _ = g.shape
@@ -64,9 +61,7 @@ def pull_feed_forward(
     return out
 
 
-def _pull_activation(
-    op: FeedForward, hidden: Tensor, rows: slice, config: DecompXConfig, ledger: BiasLedger
-) -> Tensor:
+def _pull_activation(op: FeedForward, hidden: Tensor, rows: slice, config: DecompXConfig, ledger: BiasLedger) -> Tensor:
     """``act(x W_1 + b_1)`` as ``slope * (x W_1 + b_1) + intercept``."""
     activation = get_activation(op.activation)
     slope, intercept = linear_piece(activation, op.preactivation[:, rows], config.activation)
@@ -100,15 +95,12 @@ def _pull_gated(
     return through_value @ op.w_in.T + through_gate @ w_gate.T
 
 
-def pull_attention(
-    op: Attention, g: Tensor, rows: slice, ledger: BiasLedger, *, value_bias_rides: bool
-) -> Tensor:
-    """Back through an attention; ``[b, m, i, d]`` of the target positions ``rows`` to ``[b, m, j, d]`` of
-    all.
+def pull_attention(op: Attention, g: Tensor, rows: slice, ledger: BiasLedger, *, value_bias_rides: bool) -> Tensor:
+    """Back through an attention; ``[b, m, i, d]`` of the target positions ``rows`` to ``[b, m, j, d]`` of all.
 
     Args:
-        value_bias_rides: whether the value bias of position ``j`` is token ``j``'s own (the released code, in
-            its first layer); else ``b_V W_O + b_O`` is one bias of the target position.
+        value_bias_rides: whether the value bias of position ``j`` is token ``j``'s own (the released code, in its
+            first layer); else ``b_V W_O + b_O`` is one bias of the target position.
     """
     ledger.add("attention", g, op.b_out if value_bias_rides else op.bias(), rows)
     mixed = (g @ op.w_out.T).unflatten(-1, (op.heads, -1))  # [b, m, i, h, v]
@@ -121,9 +113,9 @@ def pull_attention(
 def pull_mix(pattern: AttentionPattern, g: Tensor, rows: slice) -> Tensor:
     """``sum_i alpha[h,i,j] g[i,h]``, summed over the heads that read the same key-value head.
 
-    The weights are made in blocks of target positions, and serve all directions at once: ``m + 1`` products
-    of ``N^2 v`` per head. (The backward pass of a fused attention gives the same with query and key detached,
-    but recomputes the weights for each direction, and the unwanted gradients with it: ``5 m + 2`` products.)
+    The weights are made in blocks of target positions, and serve all directions at once: ``m + 1`` products of
+    ``N^2 v`` per head. (The backward pass of a fused attention gives the same with query and key detached, but
+    recomputes the weights for each direction, and the unwanted gradients with it: ``5 m + 2`` products.)
 
     Args:
         g: ``[b, m, i, h, v]``, of the target positions ``rows``.

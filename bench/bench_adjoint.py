@@ -1,0 +1,221 @@
+"""The adjoint engine on a BERT of random weights: time and peak memory, beside a plain forward pass and the floor.
+
+    python bench/bench_adjoint.py --positions 512 2048 8192     # a table, each length in a process of its own
+    pytest bench/bench_adjoint.py --benchmark-only              # for pytest-benchmark; long inputs are marked slow
+
+The floor is the least arithmetic that the answer takes in linear memory (:func:`least_flops`), over the rate of a large
+matrix product measured in the same process. Times are medians; memory is the peak of the whole process, on a GPU of
+its allocator.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import pytest
+import torch
+from transformers import BertConfig, BertForSequenceClassification
+
+from decompx_fast.config import DecompXConfig
+from decompx_fast.engines import adjoint
+from decompx_fast.linearize.registry import linearize
+
+D, HEADS, F_SIZE, LAYERS, CLASSES = 768, 12, 3072, 12, 2
+CONFIG = DecompXConfig(bias="bias_token")
+
+
+def build(positions: int, layers: int, device: str) -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
+    torch.manual_seed(0)
+    config = BertConfig(
+        hidden_size=D,
+        num_attention_heads=HEADS,
+        intermediate_size=F_SIZE,
+        num_hidden_layers=layers,
+        max_position_embeddings=positions,
+        vocab_size=1000,
+        num_labels=CLASSES,
+    )
+    model = BertForSequenceClassification(config).to(device).eval()
+    return model, {"input_ids": torch.randint(0, 1000, (1, positions), device=device)}
+
+
+def least_flops(n: int, layers: int, directions: int) -> float:
+    """Multiplications and additions that no linear-memory pull-back can do without.
+
+    Forward: all of every layer but the last, of which the head reads one row, so that keys and values remain.
+    Back: attention weights once more, then per direction the transposes; of the last layer only that of the
+    values.
+    """
+    forward = 8 * n * D**2 + 4 * n * D * F_SIZE + 4 * n**2 * D
+    weights = 2 * n**2 * D
+    back = 4 * n * D**2 + 4 * n * D * F_SIZE + 2 * n**2 * D
+    last = 4 * n * D**2 + directions * 2 * n * D**2
+    return (layers - 1) * (forward + weights + directions * back) + last
+
+
+def forward_flops(n: int, layers: int) -> float:
+    return layers * (8 * n * D**2 + 4 * n * D * F_SIZE + 4 * n**2 * D)
+
+
+def synchronize(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def median_seconds(run: Callable[[], object], repeats: int, device: str) -> float:
+    times = []
+    for _ in range(repeats):
+        synchronize(device)
+        start = time.perf_counter()
+        run()
+        synchronize(device)
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+def matmul_flops_per_s(device: str) -> float:
+    """The ceiling: a square product large enough that nothing but arithmetic counts."""
+    n = 8192 if device == "cuda" else 2048
+    a, b = torch.randn(n, n, device=device), torch.randn(n, n, device=device)
+    a @ b
+    return 2 * n**3 / median_seconds(lambda: a @ b, 5, device)
+
+
+def plain_forward(model: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+    with torch.inference_mode():
+        return model(**inputs).logits
+
+
+def explain(model: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+    """From inputs to scores of every class; the model's own forward pass is part of it."""
+    return adjoint.attribute(linearize(model, inputs), CONFIG).scores
+
+
+def process_bytes(key: str) -> int:
+    """``VmRSS`` or its peak ``VmHWM``, of this process."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(key):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError(f"/proc/self/status has no {key}")
+
+
+def peak_bytes(run: Callable[[], object], device: str) -> tuple[int, int]:
+    """The peak in all, and above what was there before."""
+    if device == "cuda":
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        run()
+        return torch.cuda.max_memory_allocated(), torch.cuda.max_memory_allocated() - before
+    Path("/proc/self/clear_refs").write_text("5")  # sets the peak to the present
+    before = process_bytes("VmRSS")
+    run()
+    peak = process_bytes("VmHWM")
+    return peak, peak - before
+
+
+def measure(positions: int, layers: int, repeats: int, device: str) -> dict[str, float]:
+    """One length, in this process."""
+    model, inputs = build(positions, layers, device)
+    peak, above = peak_bytes(lambda: explain(model, inputs), device)
+    adjoint_s = median_seconds(lambda: explain(model, inputs), repeats, device)
+    plain_forward(model, inputs)
+    forward_s = median_seconds(lambda: plain_forward(model, inputs), repeats, device)
+    ceiling = matmul_flops_per_s(device)
+    floor_s = least_flops(positions, layers, CLASSES) / ceiling
+    return {
+        "positions": positions,
+        "layers": layers,
+        "adjoint_s": adjoint_s,
+        "forward_s": forward_s,
+        "adjoint_over_forward": adjoint_s / forward_s,
+        "peak_bytes": peak,
+        "peak_above_model_bytes": above,
+        "matmul_flops_per_s": ceiling,
+        "floor_s": floor_s,
+        "floor_over_adjoint": floor_s / adjoint_s,
+        "forward_floor_over_forward": forward_flops(positions, layers) / ceiling / forward_s,
+    }
+
+
+def fitted_exponent(rows: list[dict[str, float]], key: str) -> float:
+    """``p`` of ``key ~ positions^p``, by least squares of the logarithms."""
+    x = [math.log(row["positions"]) for row in rows]
+    y = [math.log(row[key]) for row in rows]
+    return statistics.linear_regression(x, y).slope
+
+
+def device_name(device: str) -> str:
+    return torch.cuda.get_device_name() if device == "cuda" else f"{platform.machine()} CPU"
+
+
+def report(rows: list[dict[str, float]], args: argparse.Namespace) -> None:
+    print(f"{device_name(args.device)}, {torch.get_num_threads()} threads, torch {torch.__version__}, float32")
+    print(f"BERT, {args.layers} layers, d = {D}, {CLASSES} classes; medians of {args.repeats}")
+    print(f"{'N':>6} {'adjoint s':>10} {'forward s':>10} {'ratio':>6} {'peak MiB':>9} {'above MiB':>10} {'floor':>6}")
+    for row in rows:
+        mib = row["peak_bytes"] / 2**20, row["peak_above_model_bytes"] / 2**20
+        print(
+            f"{row['positions']:>6} {row['adjoint_s']:>10.3f} {row['forward_s']:>10.3f} "
+            f"{row['adjoint_over_forward']:>6.2f} {mib[0]:>9.0f} {mib[1]:>10.0f} {row['floor_over_adjoint']:>6.1%}"
+        )
+    if len(rows) > 1:
+        for key in ("adjoint_s", "forward_s", "peak_above_model_bytes"):
+            print(f"{key} grows as N^{fitted_exponent(rows, key):.2f}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--positions", type=int, nargs="+", default=[512, 2048])
+    parser.add_argument("--layers", type=int, default=LAYERS)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--json", type=Path, help="write the numbers to this file")
+    parser.add_argument("--one", action="store_true", help="measure in this process and print JSON")
+    args = parser.parse_args()
+    if args.one:
+        print(json.dumps([measure(n, args.layers, args.repeats, args.device) for n in args.positions]))
+        return
+    rows = []
+    for n in args.positions:
+        options = ["--layers", str(args.layers), "--repeats", str(args.repeats), "--device", args.device]
+        command = [sys.executable, __file__, "--one", "--positions", str(n), *options]
+        rows += json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
+    report(rows, args)
+    if args.json is not None:
+        run = {"device": device_name(args.device), "torch": torch.__version__, "dtype": "float32", "rows": rows}
+        args.json.write_text(json.dumps(run, indent=1) + "\n")
+
+
+POSITIONS = [128, 512, pytest.param(2048, marks=pytest.mark.slow), pytest.param(8192, marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize("what", [plain_forward, explain], ids=["forward", "adjoint"])
+@pytest.mark.parametrize("positions", POSITIONS)
+def test_adjoint_speed(benchmark, positions, what):
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model, inputs = build(positions, LAYERS, device)
+    flops = forward_flops(positions, LAYERS) if what is plain_forward else least_flops(positions, LAYERS, CLASSES)
+    floor_s = flops / matmul_flops_per_s(device)
+
+    def run():
+        what(model, inputs)
+        synchronize(device)
+
+    benchmark.extra_info.update(device=device_name(device), positions=positions, floor_s=floor_s)
+    benchmark.pedantic(run, rounds=3, warmup_rounds=1)
+
+
+if __name__ == "__main__":
+    main()
