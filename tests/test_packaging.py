@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
+import decompx_fast
+
 ROOT = Path(__file__).resolve().parent.parent
 MODES = ("wheel", "sdist", "editable", "strict")
 
@@ -199,6 +201,13 @@ def test_installs_no_top_level_kernels(environment: Environment) -> None:
     assert not {name for name in names if name.partition(".")[0] == "kernels"}
     (top_level,) = environment.site_packages.glob("decompx_fast-*.dist-info/top_level.txt")
     assert top_level.read_text().split() == ["decompx_fast"]
+
+
+@pytest.mark.slow
+def test_command_starts(environment: Environment) -> None:
+    command = environment.executable.with_name("decompx-fast")
+    printed = subprocess.run([command, "--version"], check=True, capture_output=True, text=True).stdout
+    assert decompx_fast.__version__ in printed
 
 
 PROBE = '''
