@@ -96,7 +96,7 @@ def attribute(
     *,
     dtype: torch.dtype | None,
     sources: Tensor | None,
-    directions: Tensor,
+    directions: Tensor | None,
     execution: Execution,
 ) -> Attribution:
     """Ask one engine for the scores of some directions over the classes.
@@ -107,14 +107,15 @@ def attribute(
         config: the options.
         dtype: of the decomposed state, where the engine has one.
         sources: ``[b, i]`` group of each token, or ``None``.
-        directions: ``[m, C]`` float64.
+        directions: ``[m, C]`` float64; ``None`` for the classes themselves.
         execution: how the forward engine computes.
 
     Returns:
         Scores ``[b, k, m]``; without a head, norms ``[b, k, 1]``.
     """
     if engine == "adjoint":
-        result = adjoint.attribute(linearization, config, directions=directions.to(linearization.embedding))
+        columns = None if directions is None else directions.to(linearization.embedding)
+        result = adjoint.attribute(linearization, config, directions=columns)
         return result if sources is None else _grouped(result, sources)
     if engine == "forward":
         result = forward.attribute(
@@ -128,7 +129,7 @@ def attribute(
         )
     else:
         result = reference.attribute(linearization, config, dtype=dtype, sources=sources)
-    return _select(result, directions) if config.head else result
+    return result if directions is None or not config.head else _select(result, directions)
 
 
 def _grouped(result: Attribution, sources: Tensor) -> Attribution:
@@ -139,8 +140,11 @@ def _grouped(result: Attribution, sources: Tensor) -> Attribution:
 
 
 def _select(result: Attribution, directions: Tensor) -> Attribution:
-    """Directions over the classes, from the scores of all classes."""
-    columns = directions.to(result.scores).T
-    bias_token = None if result.bias_token is None else result.bias_token @ columns
-    sites = result.sites and tuple(replace(site, value=site.value @ columns) for site in result.sites)
-    return replace(result, scores=result.scores @ columns, bias_token=bias_token, sites=sites)
+    """Directions over the classes, from the scores of all classes; in float64, which no reduced precision touches."""
+
+    def select(values: Tensor) -> Tensor:
+        return (values.double() @ directions.to(values.device).T).to(values.dtype)
+
+    bias_token = None if result.bias_token is None else select(result.bias_token)
+    sites = result.sites and tuple(replace(site, value=select(site.value)) for site in result.sites)
+    return replace(result, scores=select(result.scores), bias_token=bias_token, sites=sites)

@@ -294,7 +294,7 @@ class _Job:
             self.config,
             dtype=self.dtype,
             sources=ids,
-            directions=self.targets.directions,
+            directions=None if self.targets.is_all else self.targets.directions,
             execution=self.execution,
         )
 
