@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .errors import InputError
+from .errors import InputError, shown
 from .words import Span
 
 #: What a model's forward may be given; everything has one entry per token.
@@ -110,7 +110,7 @@ class Reader:
         if _is_ids(item):
             self._check_device(item, where)
             return self._finish({"input_ids": _whole_numbers(item)}, where)
-        raise InputError(f"{where} is {item!r:.80}: {ACCEPTED}")
+        raise InputError(f"{where} is {shown(item)}: {ACCEPTED}")
 
     def _read_text(self, texts: tuple[str, ...], where: str) -> Encoded:
         if self.tokenizer is None:

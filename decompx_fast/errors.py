@@ -26,7 +26,7 @@ class ModelLoadError(DecompXError):
 
 
 class UnsupportedModelError(DecompXError):
-    """A model that cannot be explained exactly; names the architecture, module or layer, and the gap if one was measured."""
+    """A model that cannot be explained exactly; names the architecture, module or layer, and the gap if measured."""
 
 
 class NumericalError(DecompXError, ArithmeticError):
@@ -35,3 +35,9 @@ class NumericalError(DecompXError, ArithmeticError):
 
 class OutputError(DecompXError, OSError):
     """A result that could not be written."""
+
+
+def shown(value: object) -> str:
+    """How a message shows what it got: on one line, and not all of it."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .encoding import Encoded
-from .errors import InputError
+from .errors import InputError, shown
 from .explanation import SourceUnit
 from .words import Span, TokenGroup, group_by_word
 
@@ -82,7 +82,7 @@ def _from_ids(ids: Any, encoded: Encoded) -> Sources:
     if not isinstance(values, Sequence) or not all(
         hasattr(i, "__index__") and not isinstance(i, bool) for i in values
     ):
-        raise InputError(f"sources must be a unit or one whole number per token, got {ids!r:.80}")
+        raise InputError(f"sources must be a unit or one whole number per token, got {shown(ids)}")
     if len(values) != len(encoded):
         raise InputError(
             f"sources holds {len(values)} group ids for {len(encoded)} tokens (special ones count)"

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .errors import InputError
+from .errors import InputError, shown
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def _weights(direction: Any, labels: Sequence[str]) -> Tensor:
         weights = torch.empty(0, device="cpu")
     if tuple(weights.shape) != (len(labels),) or weights.is_complex() or not bool(weights.isfinite().all()):
         raise InputError(
-            f"a direction in targets must hold {len(labels)} finite weights, one per class, got {direction!r:.80}"
+            f"a direction in targets must hold {len(labels)} finite weights, one per class, got {shown(direction)}"
         )
     return weights.double()
 
@@ -107,7 +107,7 @@ def _class(target: Any, labels: Sequence[str]) -> int:
         index = None
     if index is None or isinstance(target, bool):
         raise InputError(
-            f"targets holds {target!r:.80}: use a class's name or index, or a mapping of classes to weights"
+            f"targets holds {shown(target)}: use a class's name or index, or a mapping of classes to weights"
         )
     if not 0 <= index < len(labels):
         raise InputError(f"there is no class {index}: {_listed(labels)}")
@@ -121,7 +121,7 @@ def _listed(labels: Sequence[str]) -> str:
 
 def _number(weight: Any, key: Any) -> float:
     if isinstance(weight, bool) or not isinstance(weight, numbers.Real) or not math.isfinite(weight):
-        raise InputError(f"the weight of {key!r} in targets must be a finite number, got {weight!r}")
+        raise InputError(f"the weight of {key!r} in targets must be a finite number, got {shown(weight)}")
     return float(weight)
 
 
