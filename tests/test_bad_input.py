@@ -473,9 +473,7 @@ def test_weights_of_another_shape(folder):
 def test_architectures_that_are_not_supported(folder):
     sizes = {"dim": 4, "n_heads": 2, "n_layers": 1, "hidden_dim": 4, "vocab_size": 10}
     DistilBertForSequenceClassification(DistilBertConfig(**sizes)).save_pretrained(folder)
-    cannot_load(
-        folder, "DistilBertForSequenceClassification cannot be explained yet", error=UnsupportedModelError
-    )
+    cannot_load(folder, "DistilBertForSequenceClassification cannot be explained yet", error=UnsupportedModelError)
 
 
 @pytest.mark.parametrize("family", models.FAMILIES)

@@ -30,8 +30,9 @@ CHOICES = {
 }
 
 OPTIONS = st.fixed_dictionaries(
-    {}, optional={name: st.sampled_from(values) for name, values in CHOICES.items()}
-    | {"stages": st.lists(st.sampled_from(STAGES), max_size=3).map(tuple)}
+    {},
+    optional={name: st.sampled_from(values) for name, values in CHOICES.items()}
+    | {"stages": st.lists(st.sampled_from(STAGES), max_size=3).map(tuple)},
 )
 
 

@@ -1,0 +1,204 @@
+"""The method once more, by its definition: NumPy, one input, loops over positions, heads and sources."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+
+from decompx_fast.config import DecompXConfig
+from decompx_fast.linearize.layer import Attention, FeedForward, Head, LinearizedLayer, Norm, Sublayer
+
+Array = np.ndarray
+
+
+def array(tensor: torch.Tensor | None, row: bool = False) -> Array | None:
+    """As float64; of a batch the first input, if ``row``."""
+    if tensor is None:
+        return None
+    return (tensor[0] if row else tensor).detach().double().numpy()
+
+
+#: The normal distribution function.
+ndtr = np.vectorize(lambda z: 0.5 * math.erfc(-z / math.sqrt(2)))
+
+ACTIVATIONS = {
+    "gelu": lambda z: z * ndtr(z),
+    "gelu_tanh": lambda z: 0.5 * z * (1 + np.tanh(np.sqrt(2 / np.pi) * (z + 0.044715 * z**3))),
+    "quick_gelu": lambda z: z / (1 + np.exp(-1.702 * z)),
+    "relu": lambda z: np.maximum(z, 0),
+    "silu": lambda z: z / (1 + np.exp(-z)),
+    "tanh": np.tanh,
+}
+
+
+def slope_and_intercept(name: str, z: Array, approximation: str) -> tuple[Array, Array]:
+    """The line that stands for an activation at ``z``, which is nowhere 0."""
+    act, zero = ACTIVATIONS[name], np.zeros_like(z)
+    if approximation == "relu":
+        return (z > 0).astype(float), zero
+    if approximation == "zero_origin":
+        return act(z) / z, zero
+    if name == "relu":
+        slope = (z > 0).astype(float)
+    elif name == "gelu":
+        slope = ndtr(z) + z * np.exp(-(z**2) / 2) / math.sqrt(2 * math.pi)
+    else:
+        step = 1e-30  # along the imaginary axis nothing cancels: the derivative to rounding
+        slope = np.imag(act(z + 1j * step)) / step
+    return slope, act(z) - slope * z
+
+
+def shares(u: Array, bias: Array, rule: str) -> list[float]:
+    """Of each source ``u[k]`` in a bias: section 2.2 of the design."""
+    dots = [float(sum(bias * row)) for row in u]
+    norms = [float(np.sqrt(sum(row**2))) for row in u]
+    weights = {
+        "absdot": [abs(dot) for dot in dots],
+        "dot": dots,
+        "norm": norms,
+        "abssim": [abs(dot) / norm if norm > 0 else 0.0 for dot, norm in zip(dots, norms, strict=True)],
+        "equal": [float(row.any()) for row in u],
+        "cls": [float(k == 0) for k in range(len(u))],
+    }[rule]
+    if sum(weights) == 0:
+        weights = [float(row.any()) for row in u]
+    if sum(weights) == 0:
+        weights = [1.0] * len(u)
+    return [weight / sum(weights) for weight in weights]
+
+
+def add_bias(u: Array, bias: Array | None, rule: str) -> Array:
+    """``u`` ``[k, d]`` of one position."""
+    u = u.copy()
+    if bias is None or rule == "none":
+        return u
+    if rule == "bias_token":
+        u[-1] += bias
+        return u
+    return u + np.array(shares(u, bias, rule))[:, None] * bias
+
+
+class Naive:
+    """Decomposes one input; ``x`` is ``[i, k, d]`` throughout."""
+
+    def __init__(self, config: DecompXConfig, sources: list[int]) -> None:
+        self.config, self.sources = config, sources
+
+    def start(self, embedding: Array) -> Array:
+        extra = self.config.bias == "bias_token"
+        x = np.zeros((len(embedding), max(self.sources) + 1 + extra, embedding.shape[1]))
+        for i, k in enumerate(self.sources):
+            x[i, k] = embedding[i]
+        return x
+
+    def biased(self, x: Array, bias: Array | None, rows: Array | None = None) -> Array:
+        """Every position with its share of a bias; ``rows`` ``[i, d]`` where each has its own."""
+        each = [bias] * len(x) if rows is None else rows
+        return np.stack([add_bias(u, b, self.config.bias) for u, b in zip(x, each, strict=True)])
+
+    def layer(self, x: Array, layer: LinearizedLayer, first: bool) -> Array:
+        for sublayer in layer.sublayers:
+            x = self.sublayer(x, sublayer, first)
+        return x
+
+    def sublayer(self, x: Array, sublayer: Sublayer, first: bool) -> Array:
+        config = self.config
+        norms = config.ln1 if sublayer.has_attention else config.ln2
+        u = self.norm(x, sublayer.pre_norm) if norms else x
+        branch, late = np.zeros_like(x), None
+        for op in sublayer.ops:
+            if isinstance(op, Attention):
+                z, bias = self.attention(u, op, first)
+                if config.variant == "paper":
+                    z = self.biased(z, bias)
+                else:
+                    late = bias
+                branch = branch + z
+            elif config.ffn:
+                branch = branch + self.feed_forward(u, op)
+        if norms and sublayer.out_norm is not None:
+            branch, late = self.norm(self.biased(branch, late), sublayer.out_norm), None
+        r = self.biased(x + branch, late)
+        return self.norm(r, sublayer.post_norm) if norms else r
+
+    def norm(self, x: Array, norm: Norm | None) -> Array:
+        if norm is None:
+            return x
+        std = array(norm.std, row=True)
+        out = np.empty_like(x)
+        for i, k in np.ndindex(x.shape[:2]):
+            centred = x[i, k] - (x[i, k].mean() if norm.centre else 0)
+            out[i, k] = centred / std[i] * (1 if norm.weight is None else array(norm.weight))
+        return self.biased(out, array(norm.bias))
+
+    def attention(self, x: Array, op: Attention, first: bool) -> tuple[Array, Array | None]:
+        p, size = op.pattern, op.w_value.shape[1] // op.kv_heads
+        query, key = array(p.query, row=True), array(p.key, row=True)
+        w_value, w_out = array(op.w_value), array(op.w_out)
+        rides = self.config.variant == "released" and first and op.b_value is not None
+        z, through = np.zeros_like(x), np.zeros(x.shape[-1])
+        for h in range(op.heads):
+            g = h * op.kv_heads // op.heads
+            head, group = slice(h * size, (h + 1) * size), slice(g * size, (g + 1) * size)
+            values = x @ w_value[:, group]  # [j, k, v]
+            b_value = None if op.b_value is None else array(op.b_value)[group]
+            if rides:
+                for j, k in enumerate(self.sources):
+                    values[j, k] = values[j, k] + b_value
+            elif b_value is not None:
+                through = through + b_value @ w_out[head]
+            for i in range(len(x)):
+                seen = [j for j in range(len(x)) if not (p.causal and j > i)]
+                seen = [j for j in seen if p.window is None or abs(i - j) < p.window]
+                weights = np.exp([p.scale * query[h, i] @ key[g, j] for j in seen])
+                for weight, j in zip(weights / weights.sum(), seen, strict=True):
+                    z[i] = z[i] + weight * values[j] @ w_out[head]
+        return z, through + (0 if op.b_out is None else array(op.b_out))
+
+    def feed_forward(self, x: Array, op: FeedForward) -> Array:
+        zeta = array(op.preactivation, row=True)
+        slope, intercept = slope_and_intercept(op.activation, zeta, self.config.activation)
+        hidden = self.biased(x @ array(op.w_in), array(op.b_in))
+        if op.value is None:
+            hidden = self.line(hidden, slope, intercept)
+        else:
+            value = array(op.value, row=True)
+            through_value = hidden * ACTIVATIONS[op.activation](zeta)[:, None]
+            gate = self.biased(x @ array(op.w_gate), array(op.b_gate))
+            through_gate = self.line(gate, slope * value, intercept * value)
+            half = self.config.gate == "half"
+            hidden = (through_value + through_gate) / 2 if half else through_value
+        return self.biased(hidden @ array(op.w_out), array(op.b_out))
+
+    def line(self, x: Array, slope: Array, intercept: Array) -> Array:
+        linear = self.config.activation == "linear"
+        return self.biased(x * slope[:, None], None, intercept if linear else [None] * len(x))
+
+    def head(self, x: Array, head: Head) -> Array:
+        """Scores ``[k, c]``."""
+        u = x[head.position]
+        for step in head.steps:
+            u = add_bias(u @ array(step.weight), array(step.bias), self.config.bias)
+            if step.activation is not None:
+                kind = self.config.tanh if step.activation == "tanh" else self.config.activation
+                zeta = array(step.preactivation, row=True)
+                slope, intercept = slope_and_intercept(step.activation, zeta, kind)
+                u = add_bias(u * slope, intercept if kind == "linear" else None, self.config.bias)
+        return u
+
+
+def decompose(linearization, config: DecompXConfig, sources: list[int] | None = None) -> tuple[Array, list[Array]]:
+    """Scores ``[k, c]`` of the first input, and the decomposed state after each layer."""
+    embedding = array(linearization.embedding, row=True)
+    naive = Naive(config, list(range(len(embedding))) if sources is None else sources)
+    x, states = naive.start(embedding), []
+    for layer in linearization.layers():
+        x = naive.layer(x, layer, first=layer.index == 0)
+        states.append(x)
+        output = layer.output
+    scores = naive.head(x, linearization.head(output))
+    if config.bias == "bias_token" and config.bias_token_split is not None:
+        scores = add_bias(scores[:-1], scores[-1], config.bias_token_split)
+    return scores, states
