@@ -29,11 +29,7 @@ def check_tensors(explanation: Explanation) -> None:
     for name, shape in shapes.items():
         value = getattr(explanation, name)
         if not isinstance(value, torch.Tensor) or value.device.type != "cpu" or not value.is_floating_point():
-            found = (
-                f"{value.dtype} on {value.device}"
-                if isinstance(value, torch.Tensor)
-                else type(value).__name__
-            )
+            found = f"{value.dtype} on {value.device}" if isinstance(value, torch.Tensor) else type(value).__name__
             raise InputError(f"{name} must be a floating-point tensor on the CPU, got {found}.")
         if tuple(value.shape) != shape:
             raise InputError(
@@ -42,10 +38,14 @@ def check_tensors(explanation: Explanation) -> None:
             )
         object.__setattr__(explanation, name, value.detach())
     if explanation.scores.dtype not in (torch.float32, torch.float64):
-        raise InputError(
-            f"scores must be float32 or float64, got {explanation.scores.dtype}: convert them first."
-        )
-    for site in explanation.sites or ():
+        raise InputError(f"scores must be float32 or float64, got {explanation.scores.dtype}: convert them first.")
+    for name, value in explanation.component_shares.items():
+        if tuple(value.shape) != shapes["scores"]:
+            raise InputError(
+                f"the component {name!r} must have the shape of scores, {list(shapes['scores'])}, got "
+                f"{list(value.shape)}."
+            )
+    for site in explanation.bias_sites or ():
         if tuple(site.value.shape) != (columns,):
             raise InputError(
                 f"the site {site.place!r} of layer {site.layer} must have the shape [{columns}], one value "
@@ -57,9 +57,7 @@ def check_lengths(explanation: Explanation) -> None:
     """Raise an InputError unless there is one entry for each token, target and class."""
     sources, columns = len(explanation.tokens), len(explanation.targets)
     if not sources or not columns:
-        raise InputError(
-            f"an explanation has at least one token and one target, got {sources} and {columns}."
-        )
+        raise InputError(f"an explanation has at least one token and one target, got {sources} and {columns}.")
     if not explanation.labels:
         raise InputError("labels must name at least one class, got none.")
     expected = {"spans": sources, "special": sources, "target_ids": columns}
@@ -68,16 +66,12 @@ def check_lengths(explanation: Explanation) -> None:
     for name, length in expected.items():
         found = len(getattr(explanation, name))
         if found != length:
-            raise InputError(
-                f"{name} must have {length} entries ({sources} tokens, {columns} targets), got {found}."
-            )
+            raise InputError(f"{name} must have {length} entries ({sources} tokens, {columns} targets), got {found}.")
     if len(explanation.texts) > 2:
         raise InputError(f"texts holds one text, or two of a pair, got {len(explanation.texts)}.")
     for index in explanation.target_ids:
         if index is not None and not 0 <= index < len(explanation.labels):
-            raise InputError(
-                f"target_ids must be None or from 0 to {len(explanation.labels) - 1}, got {index}."
-            )
+            raise InputError(f"target_ids must be None or from 0 to {len(explanation.labels) - 1}, got {index}.")
 
 
 def check_spans(spans: Sequence[Span | None], texts: Sequence[str]) -> None:
@@ -85,13 +79,8 @@ def check_spans(spans: Sequence[Span | None], texts: Sequence[str]) -> None:
     for position, span in enumerate(spans):
         if span is None:
             continue
-        if (
-            len(span) != 3
-            or not 0 <= span[0] < len(texts)
-            or not 0 <= span[1] <= span[2] <= len(texts[span[0]])
-        ):
+        if len(span) != 3 or not 0 <= span[0] < len(texts) or not 0 <= span[1] <= span[2] <= len(texts[span[0]]):
             lengths = ", ".join(str(len(text)) for text in texts) or "no text"
             raise InputError(
-                f"spans[{position}] must be (segment, start, end) within the texts (characters: {lengths}), "
-                f"got {span}."
+                f"spans[{position}] must be (segment, start, end) within the texts (characters: {lengths}), got {span}."
             )

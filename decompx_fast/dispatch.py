@@ -136,7 +136,12 @@ def _grouped(result: Attribution, sources: Tensor) -> Attribution:
     """Scores of groups: where they are linear in the inputs, the sums of those of their tokens."""
     shape = (result.scores.shape[0], int(sources.max()) + 1, result.scores.shape[2])
     index = sources.unsqueeze(-1).expand_as(result.scores)
-    return replace(result, scores=result.scores.new_zeros(shape).scatter_add_(1, index, result.scores))
+
+    def group(values: Tensor) -> Tensor:
+        return values.new_zeros(shape).scatter_add_(1, index, values)
+
+    components = {name: group(value) for name, value in result.components.items()}
+    return replace(result, scores=group(result.scores), components=components)
 
 
 def _select(result: Attribution, directions: Tensor) -> Attribution:
@@ -147,4 +152,5 @@ def _select(result: Attribution, directions: Tensor) -> Attribution:
 
     bias_token = None if result.bias_token is None else select(result.bias_token)
     sites = result.sites and tuple(replace(site, value=select(site.value)) for site in result.sites)
-    return replace(result, scores=select(result.scores), bias_token=bias_token, sites=sites)
+    components = {name: select(value) for name, value in result.components.items()}
+    return replace(result, scores=select(result.scores), bias_token=bias_token, sites=sites, components=components)

@@ -226,9 +226,7 @@ class DecompX:
             execution=Execution(path, backend, workspace_bytes),
         )
         limits = input_limits(self.model)
-        reader = Reader(
-            self.tokenizer, limits.positions, sizes=limits.sizes, truncate=truncate, device=self.device
-        )
+        reader = Reader(self.tokenizer, limits.positions, sizes=limits.sizes, truncate=truncate, device=self.device)
         encoded, single = reader.read(texts)
         size = self.batch_size if batch_size is None else _check_batch_size(batch_size)
         total = len(texts) if isinstance(texts, Sequence) and not single else None
@@ -349,7 +347,8 @@ class _Job:
             time_s=seconds,
             source_unit="token" if sources is None else sources.unit,
             stages={name: value[n].cpu() for name, value in attribution.stages.items()},
-            sites=sites,
+            bias_sites=sites,
+            component_shares={name: value[n].cpu() for name, value in attribution.components.items()},
             metadata=self._metadata(linearization),
         )
 

@@ -73,7 +73,8 @@ class Explanation:
         time_s: seconds it took.
         source_unit: what a source is: ``token``, ``word``, ``sentence`` or ``group``.
         stages: intermediate results by name, as ``"attention.0"``.
-        sites: the bias token's share by place, where the engine tells.
+        bias_sites: what the biases of each place add, where the engine tells; see :meth:`sites`.
+        component_shares: what each component carries, where the engine tells; see :meth:`components`.
         metadata: more about it, for example the name of the model; plain JSON values.
 
     Raises:
@@ -99,22 +100,21 @@ class Explanation:
     time_s: float
     source_unit: SourceUnit = "token"
     stages: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    sites: tuple[Site, ...] | None = None
+    bias_sites: tuple[Site, ...] | None = None
+    component_shares: Mapping[str, torch.Tensor] = field(default_factory=dict)
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in ("tokens", "texts", "special", "targets", "target_ids", "labels"):
             value = getattr(self, name)
             if isinstance(value, str):
-                raise InputError(
-                    f"{name} must be a tuple with one entry for each item, got the string {value!r}."
-                )
+                raise InputError(f"{name} must be a tuple with one entry for each item, got the string {value!r}.")
             object.__setattr__(self, name, tuple(value))
         object.__setattr__(self, "spans", tuple(None if span is None else tuple(span) for span in self.spans))
         if self.token_ids is not None:
             object.__setattr__(self, "token_ids", tuple(int(token_id) for token_id in self.token_ids))
-        if self.sites is not None:
-            object.__setattr__(self, "sites", tuple(self.sites))
+        if self.bias_sites is not None:
+            object.__setattr__(self, "bias_sites", tuple(self.bias_sites))
         for name, allowed in (
             ("problem_type", ProblemType),
             ("source_unit", SourceUnit),
@@ -175,6 +175,39 @@ class Explanation:
         total = self.scores.double().sum(0)
         return total if self.bias_token is None else total + self.bias_token.double()
 
+    def sites(self) -> tuple[Site, ...]:
+        """What the biases of each layer and place add to each target, in the order of the forward pass.
+
+        With the rules ``none`` and ``bias_token`` they sum with the scores of the tokens to the logit; with the
+        others they are part of the scores already.
+
+        Raises:
+            InputError: if the engine does not tell.
+        """
+        if self.bias_sites is None:
+            raise InputError(
+                f"the {self.engine} engine does not tell what the biases of each place add: explain with "
+                "engine='adjoint' and a rule that it answers, such as bias='none'."
+            )
+        return self.bias_sites
+
+    def components(self) -> Mapping[str, torch.Tensor]:
+        """How much of each target flows from each token through each component of each layer.
+
+        The state of a token before a sublayer goes on in two ways, whose shares sum to what the token's state
+        carries: through the attention's value path (``"attention.LAYER"``) or past it (``"attention_residual.LAYER"``),
+        and likewise ``"ffn.LAYER"`` and ``"ffn_residual.LAYER"``; each ``[k, c]``.
+
+        Raises:
+            InputError: if the engine does not tell.
+        """
+        if not self.component_shares:
+            raise InputError(
+                f"the {self.engine} engine does not tell what each component carries: explain with engine='adjoint' "
+                "and a rule that it answers, such as bias='none'."
+            )
+        return self.component_shares
+
     def source_text(self, position: int) -> str:
         """The characters of the text that a source stands for; its token where it has none."""
         span = self.spans[position]
@@ -233,21 +266,24 @@ class Explanation:
                 f"words() merges tokens, but the sources here are {self.source_unit}s: explain with tokens."
             )
         if not self.texts:
-            raise InputError(
-                "words() needs the text, but only token ids were given: explain the text itself."
-            )
+            raise InputError("words() needs the text, but only token ids were given: explain the text itself.")
         groups = group_by_word(self.spans, self.special, self.texts)
         group_of_token = torch.empty(len(self), dtype=torch.long)
         for index, group in enumerate(groups):
             group_of_token[list(group.positions)] = index
-        scores = torch.zeros(len(groups), len(self.targets), dtype=torch.float64)
+
+        def merge(values: torch.Tensor) -> torch.Tensor:
+            merged = torch.zeros(len(groups), len(self.targets), dtype=torch.float64)
+            return merged.index_add_(0, group_of_token, values.double())  # [word, c]
+
         return replace(
             self,
             tokens=tuple(_group_name(self, group.positions, group.span) for group in groups),
             token_ids=None,
             spans=tuple(group.span for group in groups),
             special=tuple(self.special[group.positions[0]] for group in groups),
-            scores=scores.index_add_(0, group_of_token, self.scores.double()),  # [word, c]
+            scores=merge(self.scores),
+            component_shares={name: merge(value) for name, value in self.component_shares.items()},
             source_unit="word",
             stages={},
         )

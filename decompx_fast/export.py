@@ -7,7 +7,7 @@ import json
 import os
 import secrets
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,7 +28,7 @@ FORMAT = "decompx_fast.explanation"
 FORMAT_VERSION = 1
 
 _TENSORS = ("scores", "target_logits", "logits", "bias_token")
-_SEPARATE = ("stages", "sites")  # fields that hold tensors inside
+_SEPARATE = ("stages", "bias_sites", "component_shares")  # fields that hold tensors inside
 
 
 def to_dict(explanation: Explanation) -> dict[str, Any]:
@@ -47,11 +47,10 @@ def to_dict(explanation: Explanation) -> dict[str, Any]:
     data["predicted"] = list(predicted) if isinstance(predicted, tuple) else predicted
     data["predicted_label"] = list(label) if isinstance(label, tuple) else label
     data["stages"] = {name: list(value.shape) for name, value in explanation.stages.items()}
-    data["sites"] = (
-        None
-        if explanation.sites is None
-        else [{"layer": site.layer, "place": site.place, "value": site.value.tolist()} for site in explanation.sites]
-    )
+    data["bias_sites"] = explanation.bias_sites and [
+        {"layer": site.layer, "place": site.place, "value": site.value.tolist()} for site in explanation.bias_sites
+    ]
+    data["component_shares"] = {name: value.tolist() for name, value in explanation.component_shares.items()}
     return data
 
 
@@ -89,9 +88,10 @@ def save_explanation(explanation: Explanation, path: str | os.PathLike[str]) -> 
     tensors = {name: getattr(explanation, name) for name in _TENSORS if getattr(explanation, name) is not None}
     tensors |= {f"stage/{name}": value for name, value in explanation.stages.items()}
     data = _plain_fields(explanation)
-    if explanation.sites is not None:
-        data["sites"] = [[site.layer, site.place] for site in explanation.sites]
-        tensors |= {f"site/{i}": site.value for i, site in enumerate(explanation.sites)}
+    tensors |= {f"component/{name}": value for name, value in explanation.component_shares.items()}
+    if explanation.bias_sites is not None:
+        data["bias_sites"] = [[site.layer, site.place] for site in explanation.bias_sites]
+        tensors |= {f"site/{i}": site.value for i, site in enumerate(explanation.bias_sites)}
     header = {"format": FORMAT, "version": str(FORMAT_VERSION), "explanation": json.dumps(data)}
     tensors = _with_own_memory(tensors)
     atomic_write(path, lambda temporary: save_file(tensors, temporary, metadata=header))
@@ -236,9 +236,19 @@ def _check_header(name: str, header: dict[str, str]) -> None:
 def _from_parts(data: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Explanation:
     from .explanation import Explanation, Site
 
-    sites = data.pop("sites", None)
+    sites = data.pop("bias_sites", None)
     if sites is not None:
         sites = tuple(Site(layer, place, tensors[f"site/{i}"]) for i, (layer, place) in enumerate(sites))
-    stages = {key.removeprefix("stage/"): value for key, value in tensors.items() if key.startswith("stage/")}
     own: dict[str, Any] = {name: tensors[name] for name in _TENSORS if name != "bias_token"}
-    return Explanation(**data, **own, bias_token=tensors.get("bias_token"), sites=sites, stages=stages)
+    return Explanation(
+        **data,
+        **own,
+        bias_token=tensors.get("bias_token"),
+        bias_sites=sites,
+        component_shares=_with_prefix(tensors, "component/"),
+        stages=_with_prefix(tensors, "stage/"),
+    )
+
+
+def _with_prefix(tensors: Mapping[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
+    return {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}

@@ -30,7 +30,7 @@ from decompx_fast.optional import MissingPackageError
         ({"target_logits": torch.zeros(3)}, r"target_logits must have the shape \[2\]"),
         ({"logits": torch.zeros(2, 2)}, r"logits must have the shape \[2\]"),
         ({"bias_token": torch.zeros(1)}, r"bias_token must have the shape \[2\]"),
-        ({"sites": (Site(0, "ln1", torch.zeros(3)),)}, r"site 'ln1' of layer 0 must have the shape \[2\]"),
+        ({"bias_sites": (Site(0, "ln1", torch.zeros(3)),)}, r"site 'ln1' of layer 0 must have the shape \[2\]"),
         ({"spans": (None, None)}, "spans must have 3 entries"),
         ({"special": (True,)}, "special must have 3 entries"),
         ({"target_ids": (0,)}, "target_ids must have 2 entries"),
@@ -201,13 +201,13 @@ def test_to_dict_is_json_and_complete() -> None:
         ["Good", "film"],
         bias_token=torch.tensor([0.5, -0.25]),
         stages={"attention.0": torch.zeros(3, 3)},
-        sites=(Site(-1, "head.0", torch.tensor([0.5, -0.25])),),
+        bias_sites=(Site(-1, "head.0", torch.tensor([0.5, -0.25])),),
     )
     data = json.loads(json.dumps(explanation.to_dict(), allow_nan=False))
     assert data["scores"] == explanation.scores.tolist()
     assert data["spans"][:2] == [None, [0, 0, 4]]
     assert data["stages"] == {"attention.0": [3, 3]}
-    assert data["sites"] == [{"layer": -1, "place": "head.0", "value": [0.5, -0.25]}]
+    assert data["bias_sites"] == [{"layer": -1, "place": "head.0", "value": [0.5, -0.25]}]
     assert data["predicted"] == explanation.predicted
     assert sum(data["probabilities"]) == pytest.approx(1)
     assert data["metadata"] == {"model": "sample"}

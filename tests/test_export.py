@@ -25,7 +25,8 @@ def rich_explanation() -> Explanation:
         ["\u6771\u4eac \U0001f600 don't", 'a "quote"\n'],
         bias_token=torch.tensor([0.5, -0.25], dtype=torch.float64),
         stages={"aggregated.2": shared[:, :, 1:3], "attention.0": shared, "attention.1": shared.half()},
-        sites=(Site(0, "ln1", torch.tensor([0.5, 0.0])), Site(-1, "head.0", torch.tensor([0.0, -0.25]))),
+        component_shares={"ffn.0": shared.reshape(12, 2)[:1].expand(13, 2)},
+        bias_sites=(Site(0, "ln1", torch.tensor([0.5, 0.0])), Site(-1, "head.0", torch.tensor([0.0, -0.25]))),
         metadata={"model": "m", "notes": [1, None, {"x": 1.5}]},
     )
 
@@ -36,11 +37,11 @@ def assert_same(found: Explanation, expected: Explanation) -> None:
         if isinstance(theirs, torch.Tensor):
             assert ours.dtype == theirs.dtype
             assert torch.equal(ours, theirs), field.name
-        elif field.name == "stages":
+        elif field.name in ("stages", "component_shares"):
             assert ours.keys() == theirs.keys()
             assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
             assert all(ours[name].dtype == theirs[name].dtype for name in theirs)
-        elif field.name == "sites" and theirs is not None:
+        elif field.name == "bias_sites" and theirs is not None:
             assert [(s.layer, s.place, s.value.tolist()) for s in ours] == [
                 (s.layer, s.place, s.value.tolist()) for s in theirs
             ]
@@ -91,9 +92,7 @@ def test_save_follows_a_link(tmp_path: Path) -> None:
     assert len(Explanation.load(tmp_path / "real" / "e")) == 1
 
 
-@pytest.mark.parametrize(
-    "error", [KeyboardInterrupt(), OSError(28, "No space left on device"), MemoryError()]
-)
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(28, "No space left on device"), MemoryError()])
 def test_interrupted_save_leaves_the_old_file(error: BaseException, tmp_path: Path, monkeypatch) -> None:
     path = tmp_path / "e.safetensors"
     simple([1]).save(path)

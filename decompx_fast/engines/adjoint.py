@@ -62,8 +62,9 @@ def attribute(
             ``aggregation="vector"`` and no stages. All else is free.
         directions: ``[m, c]``, what to explain: ``y = sum_c direction[c] logit[c]``, such as the difference
             of two classes. ``None``: every class.
-        sites: whether to tell what the biases of each place add. With the rules ``none`` and ``bias_token``
-            the scores and the sites sum to ``y``; with the others the sites are part of the scores already.
+        sites: whether to tell what the biases of each place add, and what each component carries. With the rules
+            ``none`` and ``bias_token`` the scores and the sites sum to ``y``; with the others the sites are part of
+            the scores already.
         checkpoint_every: keep only the input of every so manieth layer, and compute the others a second time: less
             memory, for one more forward pass. ``None``: keep all of them.
 
@@ -95,13 +96,17 @@ def attribute(
     scores, bias_token, shares = ledger.total_scores().transpose(1, 2), ledger.bias_token, ledger.shares()
     if config.bias_token_split is not None:
         scores, bias_token = add_bias(scores, bias_token, config.bias_token_split), None
+    components = ledger.components
     if by_class and wanted is not None:
+        components = {name: value @ wanted.T for name, value in components.items()}
         scores, bias_token = scores @ wanted.T, None if bias_token is None else bias_token @ wanted.T
         shares = [SiteShare(share.layer, share.place, share.value @ wanted.T) for share in shares]
     total = scores.sum(1) if bias_token is None else scores.sum(1) + bias_token
     truth = logits if wanted is None else logits @ wanted.T
     gap = (total - truth).abs().amax(-1).double()
-    return Attribution(scores.contiguous(), bias_token, gap, sites=tuple(shares) if sites else None)
+    return Attribution(
+        scores.contiguous(), bias_token, gap, sites=tuple(shares) if sites else None, components=components
+    )
 
 
 def _check_options(config: DecompXConfig, checkpoint_every: int | None) -> None:
@@ -246,6 +251,7 @@ class _Ledger:
         bias_token: ``[b, m]`` or ``None``.
         layer, reach: where :meth:`add` is: index of the layer (-1: the head), sources with a vector.
         beyond: ``[k]``, True for sources after those that the head reaches, or ``None`` if there are none.
+        components: ``"name.layer"`` to ``[b, k, m]``, as :class:`Attribution` says.
     """
 
     def __init__(self, b: int, m: int, n: int, config: DecompXConfig, *, like: Tensor, keep_sites: bool) -> None:
@@ -254,6 +260,7 @@ class _Ledger:
         self.layer = -1
         self.reach: Reach | None = None
         self.beyond: Tensor | None = None
+        self.components: dict[str, Tensor] = {}
         self._rule = config.bias
         self._steps = torch.zeros(b, m, n + 1, dtype=torch.float64, device=like.device)
         self._sites: dict[tuple[int, str], Tensor] | None = {} if keep_sites else None
@@ -283,6 +290,15 @@ class _Ledger:
         each = share / (end - first)
         self._steps.index_add_(-1, first, each)
         self._steps.index_add_(-1, end, each, alpha=-1)
+
+    def carry(self, name: str, g: Tensor, x: Tensor, rows: slice) -> None:
+        """Note ``g[i] . x[i]``, what the positions ``rows`` send through a component; ``[b, m, i, d]``, ``[b, i, d]``."""
+        if self._sites is None:
+            return
+        b, m, n = self.scores.shape
+        key = f"{name}.{self.layer}"
+        carried = self.components.setdefault(key, g.new_zeros(b, n, m))
+        carried[:, rows] += (g * x.unsqueeze(1)).sum(-1).transpose(1, 2)
 
     def credit(self, scores: Tensor, rows: slice) -> None:
         """Note scores ``[b, m, k]`` that are the tokens' own under every rule, for the tokens ``rows``."""
@@ -354,19 +370,28 @@ def _pull_sublayer(
         ledger.add(place, g, norm.bias, rows)
         return pull_norm(norm, g, rows)
 
+    kind = "attention" if sublayer.has_attention else "ffn"
+    x = sublayer.input
     ledger.reach = _reach_after(sublayer, reach, config)
     g = pull(sublayer.post_norm, name, g, rows)
     branch = pull(sublayer.out_norm, f"out_{name}", g, rows)
     u, u_rows = None, rows
+    if x is not None:
+        ledger.carry(f"{kind}_residual", g, x[:, rows], rows)
+        normed = sublayer.pre_norm.linear(x) if sublayer.pre_norm is not None and with_norms else x
     # Attention first: it reads all positions, and the others add to some of them.
     for op in sorted(_ops(sublayer, config), key=lambda op: isinstance(op, FeedForward)):
         if isinstance(op, Attention):
             ledger.reach = None if reach is None else reach.through(op.pattern)
             part = pull_attention(op, branch, rows, ledger, value_bias_rides=value_bias_rides)
+            if x is not None:
+                ledger.carry("attention", part, normed, slice(0, part.shape[2]))
             u, u_rows = part if u is None else u.add_(part), slice(0, part.shape[2])
         else:
             ledger.reach = reach
             part = pull_feed_forward(op, branch, rows, config, ledger)
+            if x is not None:
+                ledger.carry("ffn", part, normed[:, rows], rows)
             u = part if u is None else _add_rows(u, part, rows, u_rows)
     if u is None:
         return g, rows

@@ -34,6 +34,10 @@ class Attribution:
             with a head, the hidden state without one. In the units of those.
         stages: ``"name.layer"`` to ``[b, i, k]`` or ``[b, i, k, d]`` (``pooler``: ``[b, k]`` or ``[b, k, d]``).
         sites: bias shares by place, summing with the scores to the logits; ``None`` where the engine does not tell.
+        components: what flows from the state of each token before a sublayer, by the way that it takes:
+            ``"attention.LAYER"`` (its value path) and ``"attention_residual.LAYER"``, ``"ffn.LAYER"`` and
+            ``"ffn_residual.LAYER"``, each ``[b, k, c]``. The ways of one sublayer, summed over the tokens, and the
+            sites from that sublayer on, sum to the logit.
     """
 
     scores: Tensor
@@ -41,3 +45,4 @@ class Attribution:
     gap: Tensor
     stages: Mapping[str, Tensor] = field(default_factory=dict)
     sites: tuple[SiteShare, ...] | None = None
+    components: Mapping[str, Tensor] = field(default_factory=dict)

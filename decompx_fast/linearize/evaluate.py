@@ -42,7 +42,7 @@ def _linearize_sublayer(spec: SublayerSpec, x: Tensor) -> tuple[Sublayer, Tensor
         branch = branch + op(u)
     out_norm, branch = _linearize_norm(spec.out_norm, branch)
     post_norm, out = _linearize_norm(spec.post_norm, x + branch)
-    return Sublayer(ops, pre_norm, out_norm, post_norm), out
+    return Sublayer(ops, pre_norm, out_norm, post_norm, x), out
 
 
 def _linearize_norm(spec: NormSpec | None, x: Tensor) -> tuple[Norm | None, Tensor]:

@@ -239,12 +239,19 @@ class FeedForward:
 
 @dataclass(frozen=True)
 class Sublayer:
-    """``x <- post_norm(x + out_norm(sum_op op(pre_norm(x))))``; each norm optional, several ops run in parallel."""
+    """``x <- post_norm(x + out_norm(sum_op op(pre_norm(x))))``; each norm optional, several ops run in parallel.
+
+    Attributes:
+        ops: in parallel.
+        pre_norm, out_norm, post_norm: or ``None``.
+        input: ``[b, i, d]``, the true state ``x``; ``None`` where it was not kept.
+    """
 
     ops: tuple[Attention | FeedForward, ...]
     pre_norm: Norm | None = None
     out_norm: Norm | None = None
     post_norm: Norm | None = None
+    input: Tensor | None = None
 
     @property
     def has_attention(self) -> bool:
