@@ -1,0 +1,604 @@
+"""The wrapper: what it reads, what it returns, in which order, and that the model and torch are left as they were."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import threading
+import weakref
+
+import models
+import numpy as np
+import pytest
+import torch
+from models import TEXTS, classifier, snapshot, token_ids
+
+from decompx_fast import DecompX, Explanation
+from decompx_fast.errors import InputError, UnsupportedModelError
+
+LABELS = {0: "NEGATIVE", 1: "NEUTRAL", 2: "POSITIVE"}
+
+#: Rounding of two layers in float64.
+EXACT = 1e-12
+
+#: An engine, and options that it can answer.
+ENGINES = {
+    "reference": {},
+    "forward": {},
+    "adjoint": {"bias": "bias_token", "bias_token_split": "absdot"},
+}
+
+
+@pytest.fixture(scope="module")
+def bert() -> DecompX:
+    model = classifier(labels=3, vocab=models.WORD_PIECES, positions=64, id2label=LABELS, hidden_size=8)
+    return DecompX(model, models.word_piece(), engine="reference")
+
+
+@pytest.fixture(scope="module")
+def roberta() -> DecompX:
+    return DecompX(classifier("roberta", vocab=320, positions=64), models.byte_pair(), engine="reference")
+
+
+@pytest.fixture(scope="module")
+def bare() -> DecompX:
+    """Without a tokenizer, for token ids."""
+    return DecompX(classifier(labels=3, id2label=LABELS))
+
+
+def logits_of(explainer: DecompX, *texts: str) -> torch.Tensor:
+    """What the model itself says."""
+    inputs = explainer.tokenizer(*texts, return_tensors="pt")
+    with torch.no_grad():
+        return explainer.model(**inputs).logits[0]
+
+
+def assert_close(found: torch.Tensor, expected: torch.Tensor, tolerance: float = EXACT) -> None:
+    assert found.shape == expected.shape
+    assert (found - expected).abs().max() < tolerance * expected.abs().max()
+
+
+# What it reads.
+
+
+@pytest.mark.parametrize("name", ["bert", "roberta"])
+def test_a_text(name, request):
+    explainer = request.getfixturevalue(name)
+    for text in TEXTS:
+        explanation = explainer.explain(text)
+        assert isinstance(explanation, Explanation)
+        expected = logits_of(explainer, text)
+        assert_close(explanation.scores.sum(0), expected)
+        assert_close(explanation.logits, expected)
+        assert explanation.completeness_error < EXACT
+        ids = explainer.tokenizer(text)["input_ids"]
+        assert explanation.token_ids == tuple(ids)
+        assert explanation.tokens == tuple(explainer.tokenizer.convert_ids_to_tokens(ids))
+        assert explanation.texts == (text,)
+        assert explanation.special == (True, *[False] * (len(ids) - 2), True)
+
+
+def test_spans_are_the_characters_of_each_token(bert, roberta):
+    text = "  It's unbelievably good - caf\u00e9 \U0001f600!"
+    for explainer in (bert, roberta):
+        explanation = explainer.explain(text)
+        assert [span is None for span in explanation.spans] == list(explanation.special)
+        spans = [span for span in explanation.spans if span]
+        assert all(segment == 0 for segment, _, _ in spans)
+        covered = {n for _, start, end in spans for n in range(start, end)}
+        assert covered >= {n for n, char in enumerate(text) if not char.isspace()}
+    words = [text[start:end] for _, start, end in filter(None, bert.explain(text).spans)]
+    assert words[:3] == ["It", "'", "s"] and words[-3:] == ["caf\u00e9", "\U0001f600", "!"]
+
+
+def test_a_pair_of_texts(bert, roberta):
+    for explainer in (bert, roberta):
+        explanation = explainer.explain((TEXTS[0], TEXTS[1]))
+        expected = logits_of(explainer, TEXTS[0], TEXTS[1])
+        assert_close(explanation.scores.sum(0), expected)
+        assert explanation.texts == (TEXTS[0], TEXTS[1])
+        assert {span[0] for span in explanation.spans if span} == {0, 1}
+        assert len(explainer.explain([(TEXTS[0], TEXTS[1])])) == 1
+
+
+def test_a_list_of_two_texts_is_no_pair(bert):
+    assert [explanation.texts for explanation in bert.explain(["one", "two"])] == [("one",), ("two",)]
+
+
+def test_a_list_may_hold_texts_pairs_and_ids(bert):
+    mixed = ["not bad", ("why", "not"), [101, 2204, 102], torch.tensor([101, 2204, 102])]
+    explanations = bert.explain(mixed)
+    assert [len(explanation.texts) for explanation in explanations] == [1, 2, 0, 0]
+    assert explanations[2].tokens == explanations[3].tokens == ("[CLS]", "good", "[SEP]")
+    assert explanations[2].special == (True, False, True)
+    assert_close(explanations[2].scores, bert.explain("good").scores)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("name", ["bert", "roberta"])
+def test_a_padded_encoding(name, side, request):
+    explainer = request.getfixturevalue(name)
+    for tensors in (None, "pt", "np"):
+        encoding = explainer.tokenizer(TEXTS, padding=True, padding_side=side, return_tensors=tensors)
+        found = explainer.explain(encoding)
+        assert len(found) == len(TEXTS)
+        for explanation, text in zip(found, TEXTS, strict=True):
+            alone = explainer.explain(text)
+            assert explanation.tokens == alone.tokens and explanation.special == alone.special
+            assert_close(explanation.scores, alone.scores)
+        assert [len(e) for e in explainer.explain(dict(encoding))] == [len(e) for e in found]
+
+
+def test_an_encoding_of_one_text(bert):
+    for encoding in (bert.tokenizer("not bad"), bert.tokenizer("not bad", return_tensors="pt")):
+        found = bert.explain(encoding)
+        single = isinstance(encoding["input_ids"], list)
+        assert isinstance(found, Explanation) == single
+        assert_close((found if single else found[0]).scores, bert.explain("not bad").scores)
+
+
+def test_special_tokens_in_the_text_are_words_of_the_text(bert):
+    explanation = bert.explain("good [SEP] film")
+    assert explanation.tokens == ("[CLS]", "good", "[SEP]", "film", "[SEP]")
+    assert explanation.completeness_error < EXACT
+
+
+@pytest.mark.parametrize(("name", "text"), [("bert", "good"), ("roberta", "q")])
+def test_one_word(name, text, request):
+    explanation = request.getfixturevalue(name).explain(text)
+    assert len(explanation) == 3 and explanation.completeness_error < EXACT
+
+
+def test_one_token(bare):
+    for engine, options in ENGINES.items():
+        explanation = bare.explain([7], engine=engine, **options)
+        assert_close(explanation.scores[0], explanation.logits)
+
+
+def test_token_types_of_a_pair_are_passed_on(bert):
+    pair = ("not bad", "why")
+    encoding = bert.tokenizer(*pair)
+    assert 1 in encoding["token_type_ids"]
+    expected = bert.explain(pair).scores
+    assert_close(bert.explain(encoding).scores, expected)
+    without = bert.explain(encoding["input_ids"]).scores
+    assert (without - expected).abs().max() > 1e-3
+
+
+# What it returns.
+
+
+def test_columns_are_classes_in_order(bert):
+    explanation = bert.explain("not bad")
+    assert explanation.labels == explanation.targets == ("NEGATIVE", "NEUTRAL", "POSITIVE")
+    assert explanation.target_ids == (0, 1, 2)
+    assert torch.equal(explanation.target_logits, explanation.logits)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_targets_are_columns_of_all_classes(bare, engine):
+    options = {"engine": engine, **ENGINES[engine]}
+    whole = bare.explain([7, 8, 9], **options)
+    cases = [
+        ("POSITIVE", ["POSITIVE"], [2]),
+        (1, ["NEUTRAL"], [1]),
+        (np.int64(1), ["NEUTRAL"], [1]),
+        ([2, "NEGATIVE"], ["POSITIVE", "NEGATIVE"], [2, 0]),
+        (("NEUTRAL", "NEUTRAL"), ["NEUTRAL", "NEUTRAL"], [1, 1]),
+    ]
+    for targets, names, columns in cases:
+        found = bare.explain([7, 8, 9], targets=targets, **options)
+        assert found.targets == tuple(names) and found.target_ids == tuple(columns)
+        assert_close(found.scores, whole.scores[:, columns])
+        assert torch.equal(found.target_logits, whole.logits[columns])
+        assert found.completeness_error < EXACT
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_directions_are_combinations_of_classes(bare, engine):
+    options = {"engine": engine, **ENGINES[engine]}
+    whole = bare.explain([7, 8, 9], **options)
+    directions = {
+        "POSITIVE - NEGATIVE": {"NEGATIVE": -1, "POSITIVE": 1},
+        "0.5 NEGATIVE - 2 NEUTRAL": {0: np.float32(0.5), "NEUTRAL": -2},
+        "NEUTRAL": torch.tensor([0.0, 1.0, 0.0]),
+        "NEGATIVE + NEUTRAL + POSITIVE": np.array([1, 1, 1]),
+        "0": {"NEUTRAL": 0},
+    }
+    names = list(directions)
+    weights = torch.tensor([[-1, 0, 1], [0.5, -2, 0], [0, 1, 0], [1, 1, 1], [0, 0, 0]], dtype=torch.float64)
+    together = bare.explain([7, 8, 9], targets=list(directions.values()), **options)
+    assert {*together.targets} - {"- NEGATIVE + POSITIVE"} <= {*names}
+    assert together.target_ids == (None,) * 5
+    assert_close(together.scores, whole.scores @ weights.T)
+    assert_close(together.target_logits, whole.logits @ weights.T)
+    for n, direction in enumerate(directions.values()):
+        alone = bare.explain([7, 8, 9], targets=direction, **options)
+        assert (alone.scores[:, 0] - together.scores[:, n]).abs().max() < EXACT
+
+
+def test_directions_and_classes_may_be_mixed(bare):
+    found = bare.explain([7, 8], targets=["NEUTRAL", {"POSITIVE": 2}])
+    assert found.targets == ("NEUTRAL", "2 POSITIVE") and found.target_ids == (1, None)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, "single_label"),
+        ({"labels": 1}, "regression"),
+        ({"labels": 3, "problem_type": "multi_label_classification"}, "multi_label"),
+        ({"labels": 3, "problem_type": "regression"}, "regression"),
+    ],
+)
+def test_problem_types(options, expected):
+    assert DecompX(classifier(**options)).explain([7, 8]).problem_type == expected
+
+
+def test_an_explanation_says_how_it_was_made(bare):
+    explanation = bare.explain([7, 8], bias="none", activation="linear", dtype="float32")
+    assert explanation.options["bias"] == "none" and explanation.options["activation"] == "linear"
+    assert explanation.engine == "adjoint" and explanation.time_s > 0
+    assert explanation.metadata["architecture"] == "BertForSequenceClassification"
+    assert explanation.metadata["dtype"] == "float32"
+    assert explanation.scores.dtype == torch.float32
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_dtypes_by_name_and_by_themselves(bare, dtype):
+    name = str(dtype).removeprefix("torch.")
+    expected = bare.explain([7, 8, 9]).scores
+    for asked in (name, dtype):
+        explanation = bare.explain([7, 8, 9], dtype=asked, engine="reference")
+        assert explanation.scores.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+        assert explanation.metadata["dtype"] == name
+        assert (explanation.scores - expected).abs().max() < 8 * torch.finfo(dtype).eps * expected.abs().max() + EXACT
+        assert torch.equal(
+            DecompX(bare.model, dtype=asked, engine="reference").explain([7, 8, 9]).scores, explanation.scores
+        )
+
+
+def test_norms_without_a_head_keep_their_dtype(bare):
+    explanation = bare.explain([7, 8, 9], head=False)
+    assert explanation.targets == ("norm",) and explanation.target_ids == (None,)
+    assert explanation.scores.dtype == torch.float64 and explanation.scores.shape == (3, 1)
+    whole = bare.explain([7, 8, 9], head=False, stages="encoder", engine="reference").stages["encoder.1"]
+    assert_close(explanation.scores[:, 0], whole[0])
+
+
+def test_the_bias_token_is_kept_apart(bare):
+    for options in ({}, {"head": False}):
+        explanation = bare.explain([7, 8, 9], bias="bias_token", engine="reference", **options)
+        assert explanation.scores.shape[0] == 3 == len(explanation.tokens)
+        assert explanation.bias_token.shape == (explanation.scores.shape[1],)
+    explanation = bare.explain([7, 8, 9], bias="bias_token")
+    assert_close(explanation.scores.sum(0) + explanation.bias_token, explanation.logits)
+
+
+def test_stages_are_those_of_one_input(bare):
+    first, second = bare.explain([[7, 8, 9], [9, 8, 7]], stages=["ln1", "pooler"], engine="reference")
+    assert first.stages["ln1.0"].shape == (3, 3) and first.stages["pooler.1"].shape == (3,)
+    assert not torch.equal(first.stages["ln1.0"], second.stages["ln1.0"])
+
+
+def test_engines_agree(bare):
+    ids = token_ids(9)[0]
+    for rule in ("none", "bias_token", "equal", "cls"):
+        found = [bare.explain(ids, engine=engine, bias=rule).scores for engine in ENGINES]
+        assert_close(found[1], found[0])
+        assert_close(found[2], found[0])
+    found = [bare.explain(ids, engine=engine).scores for engine in ("auto", "reference", "forward")]
+    assert_close(found[0], found[1])
+    assert_close(found[2], found[1])
+    assert bare.explain(ids).engine == "forward" and bare.explain(ids, bias="none").engine == "adjoint"
+
+
+# Sources.
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_groups_of_tokens_add_up(bare, engine):
+    options = {"engine": engine} | ({"bias": "bias_token"} if engine == "adjoint" else {})
+    groups = [5, 3, 5, -1]
+    found = bare.explain([7, 8, 9, 10], sources=groups, **options)
+    assert found.source_unit == "group" and found.tokens == ("7 9", "8", "10")
+    assert found.completeness_error < EXACT
+    for same in (torch.tensor(groups), np.array(groups), (0, 1, 0, 2)):
+        assert torch.equal(bare.explain([7, 8, 9, 10], sources=same, **options).scores, found.scores)
+
+
+def test_groups_of_rules_that_are_linear_are_sums(bare):
+    groups = [0, 1, 0, 2]
+    member = torch.tensor([[1, 0, 1, 0], [0, 1, 0, 0], [0, 0, 0, 1]], dtype=torch.float64)
+    for rule, engine in itertools.product(["none", "bias_token", "cls"], ENGINES):
+        tokens = bare.explain([7, 8, 9, 10], bias=rule, engine=engine)
+        grouped = bare.explain([7, 8, 9, 10], bias=rule, engine=engine, sources=groups)
+        assert_close(grouped.scores, member @ tokens.scores)
+
+
+def test_words_and_sentences_as_sources(bert, roberta):
+    text = "It is unbelievably good. Watch it!"
+    for explainer in (bert, roberta):
+        words = explainer.explain(text, sources="word")
+        assert [word for word, special in zip(words.tokens, words.special, strict=True) if not special] == [
+            "It", "is", "unbelievably", "good", ".", "Watch", "it", "!",
+        ]  # fmt: skip
+        sentences = explainer.explain(text, sources="sentence")
+        assert sentences.tokens[1:-1] == ("It is unbelievably good.", "Watch it!")
+        assert sentences.special == (True, False, False, True)
+        for explanation in (words, sentences):
+            assert_close(explanation.scores.sum(0), logits_of(explainer, text))
+
+
+def test_one_group_of_all_tokens_has_the_whole_logit(bare):
+    for engine in ("reference", "forward"):
+        explanation = bare.explain([7, 8, 9], sources=[0, 0, 0], engine=engine)
+        assert_close(explanation.scores[0], explanation.logits)
+
+
+# Many inputs.
+
+
+def test_results_keep_the_order_of_the_inputs(bert):
+    texts = [" ".join(["good"] * n) for n in (3, 1, 7, 1, 3, 30, 2)]
+    for size in (None, 1, 2, 3, 100):
+        found = list(bert.explain_iter(texts, batch_size=size))
+        assert [explanation.texts[0] for explanation in found] == texts
+        for explanation, text in zip(found, texts, strict=True):
+            assert_close(explanation.scores, bert.explain(text).scores)
+
+
+def test_call_is_explain(bare):
+    assert torch.equal(bare([7, 8]).scores, bare.explain([7, 8]).scores)
+
+
+def test_options_of_the_call_come_before_those_of_the_explainer(bare):
+    explainer = DecompX(bare.model, bias="none", engine="reference", batch_size=3, dtype="float32")
+    explanation = explainer.explain([7, 8], bias="absdot", engine="forward", dtype="float64")
+    assert (explanation.options["bias"], explanation.engine) == ("absdot", "forward")
+    assert explanation.scores.dtype == torch.float64
+    assert explainer.explain([7, 8]).options["bias"] == "none"
+
+
+def test_a_stream_is_read_as_it_goes(bare):
+    taken = []
+
+    def endless():
+        for n in itertools.count():
+            taken.append(n)
+            yield [5 + n % 190, 7, 9][: 1 + n % 3]
+
+    stream = bare.explain_iter(endless(), batch_size=2, bias="none")
+    assert taken == []
+    found = list(itertools.islice(stream, 5))
+    assert len(found) == 5 and len(taken) == 32  # 16 batches of 2
+    list(itertools.islice(stream, 40))
+    assert len(taken) == 64
+    stream.close()
+
+
+def test_what_precedes_a_bad_input_is_explained(bare):
+    stream = bare.explain_iter(iter([[7, 8], [7, 8, 9], [7, 8], None, [7]]))
+    assert [len(next(stream)) for _ in range(3)] == [2, 3, 2]
+    with pytest.raises(InputError, match="input 3 is None"):
+        next(stream)
+    assert list(stream) == []
+    with pytest.raises(InputError, match="input 1 is None"):
+        bare.explain([[7, 8], None])
+
+
+def test_a_stream_of_1000_texts_has_flat_memory(bare):
+    alive = weakref.WeakSet()
+
+    def live_tensors() -> int:
+        gc.collect()
+        return sum(isinstance(thing, torch.Tensor) for thing in gc.get_objects())
+
+    counts = []
+    stream = bare.explain_iter(([5 + n % 190, 7] for n in range(1000)), batch_size=4, bias="none")
+    for n, explanation in enumerate(stream):
+        alive.add(explanation)
+        del explanation
+        if n % 250 == 249:
+            counts.append(live_tensors())
+            assert len(alive) <= 16 * 4, "no more than what is read ahead"
+    assert n == 999 and len(counts) == 4
+    assert max(counts) - min(counts) < 16 * 4 * 10, counts
+
+
+def test_progress_is_shown_when_asked_for(bare, capsys):
+    list(bare.explain_iter([[7, 8]] * 3, progress=True))
+    assert capsys.readouterr().err != ""
+    list(bare.explain_iter([[7, 8]] * 3, progress=False))
+    list(bare.explain_iter([[7, 8]] * 3))  # standard error is no terminal here
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", "")
+
+
+# The caller's settings.
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_whatever_mode_the_caller_is_in_the_numbers_are_the_same(engine):
+    explainer = DecompX(classifier(dtype=torch.float32), engine=engine, **ENGINES[engine])
+    expected = explainer.explain([7, 8, 9]).scores
+    autocast = torch.autocast("cpu", dtype=torch.bfloat16)
+    for mode in (torch.no_grad(), torch.enable_grad(), torch.inference_mode(), autocast, torch.device("meta")):
+        with mode:
+            scores = explainer.explain([7, 8, 9], targets=[0, 1]).scores
+        assert torch.equal(scores, expected)
+        assert not scores.requires_grad and not scores.is_inference()
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert torch.equal(explainer.explain([7, 8, 9]).scores, expected)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_texts_do_not_depend_on_the_default_device(bert):
+    expected = bert.explain(TEXTS[0], sources="word").scores
+    with torch.device("meta"):
+        assert torch.equal(bert.explain(TEXTS[0], sources="word").scores, expected)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_weights_in_half_precision(engine):
+    for dtype in (torch.float16, torch.bfloat16):
+        explainer = DecompX(classifier(dtype=dtype), engine=engine, **ENGINES[engine])
+        explanation = explainer.explain([7, 8, 9])
+        assert explanation.scores.dtype == torch.float32
+        with torch.no_grad():
+            expected = classifier(dtype=dtype).double()(torch.tensor([[7, 8, 9]])).logits[0]
+        assert (explanation.scores.sum(0) - expected).abs().max() < 0.1
+
+
+# Nothing is left behind.
+
+
+class Stop(Exception):
+    pass
+
+
+def mixed_model():
+    """Dropout, compiled in place, and in train mode here and there."""
+    model = classifier(hidden_dropout_prob=0.3)
+    for n, module in enumerate(model.modules()):
+        module.training = n % 2 == 0
+    model.bert.encoder.layer[0].intermediate.compile(backend="aot_eager")
+    return model
+
+
+def same(before: dict, model) -> bool:
+    after = snapshot(model)
+    assert {name for name in before if before[name] != after.get(name)} == set()
+    return before.keys() == after.keys()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_explaining_leaves_nothing_behind(engine):
+    model = mixed_model()
+    expected = DecompX(classifier(), engine=engine, **ENGINES[engine]).explain([7, 8, 9])
+    before = snapshot(model)
+    explainer = DecompX(model, engine=engine, **ENGINES[engine])
+    explanation = explainer.explain([7, 8, 9])
+    assert torch.equal(explanation.scores, expected.scores)
+    assert same(before, model)
+
+
+@pytest.mark.parametrize("error", [Stop, KeyboardInterrupt])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_errors_leave_nothing_behind(monkeypatch, engine, error):
+    def fail(*args, **kwargs):
+        raise error
+
+    model = mixed_model()
+    before = snapshot(model)
+    explainer = DecompX(model, engine=engine, **ENGINES[engine])
+    for place in (
+        "decompx_fast.linearize.bert.activation_name",
+        "decompx_fast.linearize.registry.HuggingFaceLinearization._check",
+        "decompx_fast.linearize.registry.linearize_head",
+        f"decompx_fast.engines.{engine}.attribute",
+        "decompx_fast.explainer.Explanation",
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(place, fail)
+            with pytest.raises(error):
+                explainer.explain([7, 8, 9])
+        assert same(before, model)
+    layer = model.bert.encoder.layer[1].output
+    layer.forward = fail
+    before = snapshot(model)
+    with pytest.raises(error):
+        explainer.explain([7, 8, 9])
+    assert same(before, model)
+    del layer.forward
+    assert explainer.explain([7, 8, 9]).completeness_error < EXACT
+
+
+def test_a_refused_model_is_left_as_it_was():
+    model = mixed_model()
+    model.bert.encoder.layer[1].register_forward_hook(lambda module, args, output: 2 * output)
+    before = snapshot(model)
+    with pytest.raises(UnsupportedModelError, match="layer 1"):
+        DecompX(model).explain([7, 8, 9])
+    assert same(before, model)
+
+
+def test_a_stream_that_is_left_half_way_leaves_nothing_behind():
+    model = mixed_model()
+    before = snapshot(model)
+    stream = DecompX(model).explain_iter([[7, 8, 9], [7, 8], [7, 8, 9]] * 10, batch_size=2)
+    for _ in range(5):
+        next(stream)
+        assert same(before, model), "not even between two results"
+    stream.close()
+    assert same(before, model)
+    stream = DecompX(model).explain_iter([[7, 8, 9]])
+    stream.close()  # not even begun
+    del stream
+    assert same(before, model)
+
+
+def test_the_users_tensors_are_left_as_they_were(bare):
+    ids, mask = torch.tensor([[7, 8, 0, 0]]), torch.tensor([[1, 1, 0, 0]])
+    encoding = {"input_ids": ids, "attention_mask": mask}
+    explanation = bare.explain(encoding)[0]
+    assert ids.tolist() == [[7, 8, 0, 0]] and mask.tolist() == [[1, 1, 0, 0]]
+    assert encoding.keys() == {"input_ids", "attention_mask"}
+    explanation.scores.zero_(), explanation.logits.zero_()
+    assert bare.explain(encoding)[0].scores.abs().max() > 0
+
+
+# Threads.
+
+
+def in_threads(work, count: int) -> None:
+    """Run ``work(n)`` in several threads at once; the first error is raised here."""
+    errors: list[BaseException] = []
+    start = threading.Barrier(count)
+
+    def run(n: int) -> None:
+        start.wait()
+        try:
+            work(n)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(n,)) for n in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_threads_do_not_disturb_each_other(bert, engine):
+    texts = [TEXTS, TEXTS[::-1], [text.upper() for text in TEXTS]]
+    options = {"engine": engine, **ENGINES[engine]}
+    expected = [[e.scores for e in bert.explain(row, **options)] for row in texts]
+    before = snapshot(bert.model)
+
+    def work(n: int) -> None:
+        for _ in range(8):
+            for explanation, scores in zip(bert.explain_iter(texts[n], **options), expected[n], strict=True):
+                assert torch.equal(explanation.scores, scores)
+
+    in_threads(work, 3)
+    assert same(before, bert.model)
+
+
+def test_threads_may_share_a_tokenizer_that_truncates(bert):
+    long = "a good film, " * 60
+
+    def work(n: int) -> None:
+        for _ in range(15):
+            if n % 2:
+                assert len(bert.explain(long, truncate=True, bias="none", engine="adjoint")) == 64
+            else:
+                assert len(bert.explain("why?", bias="none", engine="adjoint")) == 4
+
+    with pytest.warns(UserWarning, match="was cut"):
+        in_threads(work, 4)
