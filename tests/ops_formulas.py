@@ -44,9 +44,7 @@ def shares_of_position(u: Tensor, bias: Tensor, rule: str) -> list[float]:
 def shares(u: Tensor, bias: Tensor, rule: str) -> Tensor:
     """``[b, i, k]`` from ``u`` ``[b, i, k, d]`` and ``bias`` ``[d]`` or ``[b, i, d]``."""
     bias = bias.expand(*u.shape[:2], u.shape[3])
-    rows = [
-        [shares_of_position(u[n, i], bias[n, i], rule) for i in range(u.shape[1])] for n in range(u.shape[0])
-    ]
+    rows = [[shares_of_position(u[n, i], bias[n, i], rule) for i in range(u.shape[1])] for n in range(u.shape[0])]
     return torch.tensor(rows, dtype=torch.float64).reshape(u.shape[:3])
 
 
@@ -95,11 +93,7 @@ def mixing(alpha, p, causal=False, window=None, offset=None):
     for head in range(h):
         for i in range(n_i):
             at = i + offset
-            seen = [
-                j
-                for j in range(n_j)
-                if (not causal or j <= at) and (window is None or abs(at - j) < window)
-            ]
+            seen = [j for j in range(n_j) if (not causal or j <= at) and (window is None or abs(at - j) < window)]
             if seen:
                 out[:, i, :, head] = torch.einsum("bj,bjkv->bkv", alpha[:, head, i, seen], p[:, seen, :, head // group])
     return out

@@ -1,5 +1,7 @@
 """``activation_``: the frozen activation on the decomposed hidden of a feed-forward network, in place."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -92,7 +94,7 @@ registry.implements("activation_", "torch")(activation_torch)
 
 
 @registry.implements("activation_", "triton")
-def _activation_triton(a: Tensor, slope: Tensor, bias: Tensor | None, **options: object) -> None:
-    from ..kernels.activation import activation
+def _activation_triton(*tensors: Any, **options: Any) -> None:
+    from ..kernels.activation import activation as launch
 
-    activation(a, slope, bias, **options)
+    launch(*tensors, **options)

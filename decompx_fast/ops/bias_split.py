@@ -1,5 +1,7 @@
 """``bias_split_``: a bias shared among the sources, in place, with the residual added in the same pass."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -101,7 +103,7 @@ registry.implements("bias_split_", "torch")(bias_split_torch)
 
 
 @registry.implements("bias_split_", "triton")
-def _bias_split_triton(x: Tensor, bias: Tensor | None, **options: object) -> None:
-    from ..kernels.bias_split import bias_split
+def _bias_split_triton(*tensors: Any, **options: Any) -> None:
+    from ..kernels.bias_split import bias_split as launch
 
-    bias_split(x, bias, **options)
+    launch(*tensors, **options)

@@ -1,5 +1,7 @@
 """``functional_dots``: a few functionals of every source's vector, with one read of the state."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -60,7 +62,7 @@ registry.implements("functional_dots", "torch")(functional_dots_torch)
 
 
 @registry.implements("functional_dots", "triton")
-def _functional_dots_triton(out: Tensor, x: Tensor, g: Tensor) -> None:
+def _functional_dots_triton(*tensors: Any, **options: Any) -> None:
     from ..kernels.functional_dots import functional_dots as launch
 
-    launch(out, x, g)
+    launch(*tensors, **options)

@@ -1,5 +1,7 @@
 """``layernorm_``: a LayerNorm or RMSNorm with frozen statistics on the decomposed state, in place."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -110,7 +112,7 @@ registry.implements("layernorm_", "torch")(layernorm_torch)
 
 
 @registry.implements("layernorm_", "triton")
-def _layernorm_triton(x: Tensor, scale: Tensor, *vectors: Tensor | None, **options: object) -> None:
-    from ..kernels.layernorm import layernorm
+def _layernorm_triton(*tensors: Any, **options: Any) -> None:
+    from ..kernels.layernorm import layernorm as launch
 
-    layernorm(x, scale, *vectors, **options)
+    launch(*tensors, **options)

@@ -1,6 +1,6 @@
 """``mixing``: attention weights applied to the decomposed values, from and to the natural layout."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -158,7 +158,7 @@ registry.implements("mixing", "torch")(mixing_torch)
 
 
 @registry.implements("mixing", "triton")
-def _mixing_triton(out: Tensor, alpha: Tensor, p: Tensor, **options: object) -> None:
+def _mixing_triton(*tensors: Any, **options: Any) -> None:
     from ..kernels.mixing import mixing as launch
 
-    launch(out, alpha, p, **options)
+    launch(*tensors, **options)

@@ -1,5 +1,7 @@
 """``position_apply``: one matrix per position applied to all its sources, and the bias updates with it."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -118,7 +120,7 @@ registry.implements("position_apply", "torch")(position_apply_torch)
 
 
 @registry.implements("position_apply", "triton")
-def _position_apply_triton(*tensors: Tensor | None, precision: str) -> None:
+def _position_apply_triton(*tensors: Any, **options: Any) -> None:
     from ..kernels.position_apply import position_apply as launch
 
-    launch(*tensors, precision=precision)
+    launch(*tensors, **options)

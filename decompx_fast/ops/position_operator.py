@@ -18,7 +18,7 @@ added:
 where ``c1`` and ``c2`` are 1 for a norm that centres and 0 otherwise.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -208,7 +208,7 @@ registry.implements("position_operator", "torch")(position_operator_torch)
 
 
 @registry.implements("position_operator", "triton")
-def _position_operator_triton(*tensors: Tensor, precision: str) -> None:
+def _position_operator_triton(*tensors: Any, **options: Any) -> None:
     from ..kernels.position_operator import position_operator as launch
 
-    launch(*tensors, precision=precision)
+    launch(*tensors, **options)

@@ -47,9 +47,7 @@ def bias_shares(dots: Tensor, *, rule: Rule = "absdot", nonzero: Tensor | None =
     return _normalised(weights, torch.ones_like(dots, dtype=torch.bool) if nonzero is None else nonzero)
 
 
-def vector_shares(
-    u: Tensor, bias: Tensor | None, *, rule: Rule = "absdot", dots: Tensor | None = None
-) -> Tensor:
+def vector_shares(u: Tensor, bias: Tensor | None, *, rule: Rule = "absdot", dots: Tensor | None = None) -> Tensor:
     """The share of each source from the vectors themselves, for every rule but ``"none"``.
 
     Args:

@@ -1,0 +1,267 @@
+"""Launch choices: block sizes, warps and pipeline stages of every kernel, as data with a reason each.
+
+The arithmetic knows nothing of this, and nothing here knows the arithmetic. Choices depend on the shape, the dtype and
+the architecture; ``bench/compile_gate.py`` compiles every one of them.
+"""
+
+import contextlib
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+
+#: Dynamic shared memory that one program may use, in bytes. 8.6, 8.9 and 12.x have the least of NVIDIA's.
+SHARED_BYTES = {
+    "sm_80": 163 << 10,
+    "sm_90": 227 << 10,
+    "sm_100": 227 << 10,
+    "sm_120": 99 << 10,
+    "gfx942": 64 << 10,
+}
+#: The interpreter has no multiprocessors. Few, so that small tests run both ways of dividing rows.
+INTERPRETER_MULTIPROCESSORS = 4
+
+
+def arch_of(device: torch.device) -> str:
+    """The key of the tables here: the architecture that a device's limits are those of."""
+    if device.type != "cuda":
+        return "sm_80"  # interpreted: any will do
+    if torch.version.hip is not None:
+        return "gfx942"
+    major, minor = torch.cuda.get_device_capability(device)
+    if major == 8:
+        return "sm_80" if minor == 0 else "sm_120"
+    return {9: "sm_90", 10: "sm_100"}.get(major, "sm_120")
+
+
+@functools.cache
+def multiprocessors(device: torch.device) -> int:
+    """How many programs of the largest kind run at once."""
+    if device.type != "cuda":
+        return INTERPRETER_MULTIPROCESSORS
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def on_device(device: torch.device) -> contextlib.AbstractContextManager[object]:
+    """Make a device current: Triton launches on the current one."""
+    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
+
+
+def register_limit(num_warps: int, arch: str) -> dict[str, int]:
+    """The option that lets one program have all the registers; only NVIDIA's compiler knows it."""
+    return {} if arch.startswith("gfx") else {"maxnreg": min(255, REGISTERS // (32 * num_warps))}
+
+
+@dataclass(frozen=True)
+class RowLaunch:
+    """How a kernel that goes over rows of sources is launched.
+
+    Attributes:
+        block_k, block_d: the tile of vectors that is loaded at once.
+        num_warps, stages: warps of a program; tiles that are in flight.
+        rows, splits: the grid.
+        k_per_program: sources of a row that one program takes, a multiple of ``block_k``.
+    """
+
+    block_k: int
+    block_d: int
+    num_warps: int
+    stages: int
+    rows: int
+    splits: int
+    k_per_program: int
+
+
+# Bytes of state in one tile, over all tensors that are streamed. 32 KB at 16 warps is 16 half-precision numbers
+# (32 registers once they are float32) per thread, in wide loads.
+TILE_BYTES = 32 << 10
+# Tiles in flight, and the one in use. Three of 32 KB ahead keep more than the 25 KB in flight that a multiprocessor
+# of an H100 needs to draw its part of the bandwidth at 1 us latency, and take so much shared memory that one program
+# is resident on it: few rows are then in flight, and their second read finds them in the L2 cache. gfx942 prefetches
+# into registers, where there is room for one.
+ROW_STAGES = {"sm_80": 4, "sm_90": 5, "sm_100": 5, "sm_120": 3, "gfx942": 2}
+# A wavefront of gfx942 has 64 lanes: half as many of them hold the tile.
+ROW_WARPS = {"sm_80": 16, "sm_90": 16, "sm_100": 16, "sm_120": 16, "gfx942": 8}
+# One program may have all the registers of a multiprocessor. Left to itself, ptxas spills in some of these kernels, to
+# make room for a further program that shared memory forbids.
+REGISTERS = 64 << 10
+# Chunks of a vector: whole lines of memory, and little of the last chunk is masked.
+CHUNKS_D = (256, 128, 64)
+
+
+def row_tile(n_k: int, n_d: int, item_bytes: int, arch: str, *, streams: int, whole: bool) -> tuple[int, int, int, int]:
+    """``block_k, block_d, num_warps, stages`` for vectors of ``n_d`` numbers.
+
+    Args:
+        streams: how many tensors of the state's size are read at once.
+        whole: whether the tile must hold whole vectors, for a mean over them.
+    """
+    block_d = triton.next_power_of_2(n_d)
+    if not whole:
+        block_d = min(block_d, min(CHUNKS_D, key=lambda c: (triton.cdiv(n_d, c) * c, -c)))
+    tile = TILE_BYTES // (item_bytes * streams)
+    block_k = max(1, min(tile // block_d, triton.next_power_of_2(n_k)))
+    stages = max(1, min(ROW_STAGES[arch], ROW_STAGES[arch] * tile // (block_k * block_d)))
+    # Small tiles want fewer warps: at least 8 numbers per thread, or most of a reduction is between threads.
+    warps = max(1, min(ROW_WARPS[arch], block_k * block_d // 256))
+    return block_k, block_d, warps, stages
+
+
+def row_launch(x: torch.Tensor, *, streams: int = 1, whole: bool = False) -> RowLaunch:
+    """The launch of a kernel over rows of ``x`` ``[b, i, k, d]``; ``splits == 1`` is the fused way."""
+    b, i, k, d = x.shape
+    rows, wanted = b * i, multiprocessors(x.device)
+    tile = row_tile(k, d, x.element_size(), arch_of(x.device), streams=streams, whole=whole)
+    block_k = tile[0]
+    # Rows enough for all multiprocessors: fused. Else two programs for each, so that the last ones do not run alone.
+    splits = 1 if rows >= wanted else min(triton.cdiv(k, block_k), triton.cdiv(2 * wanted, rows))
+    k_per_program = triton.cdiv(triton.cdiv(k, splits), block_k) * block_k
+    return RowLaunch(*tile, rows=rows, splits=triton.cdiv(k, k_per_program), k_per_program=k_per_program)
+
+
+def needed_phases(phases: tuple[str, ...], rule: str, *, absent: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """Which of a kernel's phases a rule needs; ``absent`` are those that have nothing to do in this call."""
+    if rule in ("absdot", "dot"):
+        needed = phases
+    elif rule == "equal":
+        needed = tuple(phase for phase in phases if not phase.startswith("DOTS"))
+    else:
+        needed = ("APPLY",)
+    return tuple(phase for phase in needed if phase not in absent)
+
+
+def workspace(x: torch.Tensor, pairs: int) -> torch.Tensor:
+    """Room for pairs of a dot and a flag of every source, ``[2 pairs, b, i, k]``."""
+    return torch.empty(2 * pairs, *x.shape[:3], dtype=torch.float32, device=x.device)
+
+
+def row_strides(t: torch.Tensor | None, axes: int = 2) -> tuple[int, ...]:
+    """The strides of the first axes, zeros where there is no tensor."""
+    return (0,) * axes if t is None else t.stride()[:axes]
+
+
+def run_rows(
+    kernel: Any,
+    choice: RowLaunch,
+    pointers: tuple[Any, ...],
+    sizes: tuple[int, ...],
+    strides: tuple[tuple[int, ...], ...],
+    **constants: Any,
+) -> None:
+    """Launch a kernel over rows."""
+    device = pointers[0].device
+    with on_device(device):
+        kernel[choice.rows, choice.splits](
+            *pointers,
+            *sizes,
+            *strides,
+            **constants,
+            BLOCK_K=choice.block_k,
+            BLOCK_D=choice.block_d,
+            STAGES=choice.stages,
+            num_warps=choice.num_warps,
+            **register_limit(choice.num_warps, arch_of(device)),
+        )
+
+
+def run_phases(
+    kernel: Any,
+    choice: RowLaunch,
+    every: tuple[str, ...],
+    needed: tuple[str, ...],
+    pointers: tuple[Any, ...],
+    sizes: tuple[int, ...],
+    strides: tuple[tuple[int, ...], ...],
+    **constants: Any,
+) -> None:
+    """Launch a kernel over rows: all needed phases at once if no row is split, else one after the other."""
+    for together in [needed] if choice.splits == 1 else [(phase,) for phase in needed]:
+        flags: dict[str, Any] = {phase: phase in together for phase in every}
+        run_rows(kernel, choice, pointers, sizes, strides, **constants, **flags)
+
+
+@dataclass(frozen=True)
+class MatrixLaunch:
+    """How a kernel of matrix products ``[m, l] x [l, n]`` is launched.
+
+    Attributes:
+        block_m, block_n, block_l: the tile of the result, and how much of the sum one step takes.
+        num_warps, stages: warps of a program; steps whose operands are in flight.
+    """
+
+    block_m: int
+    block_n: int
+    block_l: int
+    num_warps: int
+    stages: int
+
+
+#: Up to how many rows the tiles for few rows are taken. They read as much and idle less; at 64 rows each number that
+#: is read meets 64 multiplications, too few to keep the matrix units of any of these devices busy.
+FEW_ROWS = 64
+# Tiles by how numbers are multiplied and whether there are many rows: block_m, block_n, block_l, warps.
+MATRIX_TILES = {
+    # 64 numbers of 2 bytes are the 128 bytes of a line. Two warp groups of 64 rows each, the smallest that the matrix
+    # instructions of 9.0 and 10.0 take, and 64 accumulators per thread.
+    ("half", "many"): (128, 128, 64, 8),
+    ("half", "few"): (64, 128, 64, 4),
+    # The same bytes in 4-byte numbers.
+    ("tf32", "many"): (128, 128, 32, 8),
+    ("tf32", "few"): (64, 128, 32, 4),
+    # Both parts of both operands are held in registers: half the columns, or they spill on 9.0.
+    ("tf32x3", "many"): (128, 64, 32, 8),
+    ("tf32x3", "few"): (64, 64, 32, 4),
+    # No matrix units: every multiplication is an instruction, and the loop over 16 is unrolled in full.
+    ("ieee", "many"): (128, 64, 16, 8),
+    ("ieee", "few"): (64, 64, 16, 4),
+}
+# gfx942 multiplies float32 exactly on its matrix units.
+MATRIX_TILES_GFX942 = MATRIX_TILES | {("ieee", "many"): (128, 128, 32, 8), ("ieee", "few"): (64, 128, 32, 4)}
+# Steps whose operands are in flight. A step of the largest tile holds 32 KB, of which one less than the stages are in
+# shared memory at once: 96 KB where it has 163 or more, 64 KB of 99, 32 KB of 64.
+MATRIX_STAGES = {"sm_80": 4, "sm_90": 4, "sm_100": 4, "sm_120": 3, "gfx942": 2}
+
+
+def matrix_mode(dtype: torch.dtype, precision: str) -> str:
+    """How numbers are multiplied: ``half``, or the ``precision`` of float32."""
+    return precision if dtype is torch.float32 else "half"
+
+
+def matrix_tile(mode: str, count: str, arch: str) -> MatrixLaunch:
+    """The launch for ``count`` (``many`` or ``few``) rows."""
+    tiles = MATRIX_TILES_GFX942 if arch.startswith("gfx") else MATRIX_TILES
+    return MatrixLaunch(*tiles[mode, count], stages=MATRIX_STAGES[arch])
+
+
+def matrix_launch(dtype: torch.dtype, precision: str, device: torch.device, *, rows: int) -> MatrixLaunch:
+    """The launch of a matrix kernel whose result has ``rows`` rows."""
+    return matrix_tile(matrix_mode(dtype, precision), "few" if rows <= FEW_ROWS else "many", arch_of(device))
+
+
+def run_matrix(
+    kernel: Any,
+    choice: MatrixLaunch,
+    grid: tuple[int, ...],
+    *arguments: Any,
+    precision: str,
+    **constants: Any,
+) -> None:
+    """Launch a kernel of matrix products on ``arguments``: tensors, then sizes, then strides."""
+    device = arguments[0][0].device
+    tensors, sizes, strides = arguments
+    with on_device(device):
+        kernel[grid](
+            *tensors,
+            *sizes,
+            *strides,
+            **constants,
+            PRECISION=precision,
+            BLOCK_M=choice.block_m,
+            BLOCK_N=choice.block_n,
+            BLOCK_L=choice.block_l,
+            num_warps=choice.num_warps,
+            num_stages=choice.stages,
+            **register_limit(choice.num_warps, arch_of(device)),
+        )
