@@ -121,9 +121,7 @@ class Reader:
             try:
                 text.encode("utf-8")
             except UnicodeEncodeError as error:
-                raise InputError(
-                    f"{where} is not valid Unicode ({error.reason}): clean the text first"
-                ) from error
+                raise InputError(f"{where} is not valid Unicode ({error.reason}): clean the text first") from error
         encoding = self._tokenize(texts)
         length = len(encoding["input_ids"])
         if self.max_positions is not None and length > self.max_positions:
@@ -169,6 +167,8 @@ class Reader:
         if count == 0:
             raise InputError("the encoding is empty: it has no rows")
         encodings = getattr(encoding, "encodings", None)
+        if encodings is not None and len(encodings) != count:
+            encodings = None
         out = []
         for n in range(count):
             where = f"row {n} of the encoding"
@@ -178,11 +178,9 @@ class Reader:
                 raise InputError(f"the parts of the encoding differ in shape: {shapes}")
             keep = _real_tokens(row.pop("attention_mask", None), len(row["input_ids"]), where)
             special = None
-            if encodings is not None:
+            if encodings is not None and encodings[n].ids == row["input_ids"].tolist():
                 special = tuple(bool(flag) for flag in encodings[n].special_tokens_mask[keep])
-            out.append(
-                self._finish({name: value[keep] for name, value in row.items()}, where, special=special)
-            )
+            out.append(self._finish({name: value[keep] for name, value in row.items()}, where, special=special))
         return out
 
     def _finish(
@@ -282,9 +280,7 @@ def _rows(value: Any, name: str) -> list[Tensor]:
         empty = row.numel() == 0  # without a number, a list has no dtype of its own
         whole = _is_whole(row) or (name == "attention_mask" and row.dtype == torch.bool)
         if row.ndim != 1 or not (whole or empty):
-            raise InputError(
-                f"{name} must be [i] or [b, i] whole numbers, got {row.dtype} rows of {row.ndim} axes"
-            )
+            raise InputError(f"{name} must be [i] or [b, i] whole numbers, got {row.dtype} rows of {row.ndim} axes")
     return [row.to(torch.int64) for row in tensors]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import difflib
 import itertools
 import os
 import sys
@@ -42,6 +44,21 @@ BATCH_NUMBERS = 2**27
 
 #: As many batches of texts are read ahead, so that equally long ones can be put together.
 READ_AHEAD = 16
+
+
+#: Arguments of a call besides the options of the method.
+ARGUMENTS = (
+    "targets",
+    "sources",
+    "truncate",
+    "batch_size",
+    "engine",
+    "dtype",
+    "progress",
+    "path",
+    "backend",
+    "workspace_bytes",
+)
 
 
 class DecompX:
@@ -141,8 +158,8 @@ class DecompX:
     @property
     def labels(self) -> tuple[str, ...]:
         """The names of the classes, in the order of the logits."""
-        config = unwrap(self.model).config
-        return tuple(str(config.id2label[n]) for n in range(config.num_labels))
+        names = unwrap(self.model).config.id2label
+        return tuple(str(names.get(n, names.get(str(n), f"LABEL_{n}"))) for n in range(len(names)))
 
     @property
     def problem_type(self) -> ProblemType:
@@ -216,6 +233,7 @@ class DecompX:
         **options: Any,
     ) -> tuple[Iterator[Explanation], bool]:
         """Check every argument now, and return a lazy stream."""
+        _refuse_misspelt_arguments(options)
         job = _Job(
             explainer=self,
             config=self.config.replace(**options),
@@ -280,7 +298,14 @@ class _Job:
         constants = self.dtype
         if constants is not None and constants.itemsize < 4:
             constants = torch.float32
-        return linearize(self.explainer.model, inputs, dtype=constants)
+        linearization = linearize(self.explainer.model, inputs, dtype=constants)
+        classes, names = linearization.logits.shape[1], self.explainer.labels
+        if classes != len(names):
+            raise InputError(
+                f"the model has {classes} classes, but its configuration names {len(names)}: set model.config.id2label "
+                "to one name for each"
+            )
+        return linearization
 
     def _attribute(self, linearization: HuggingFaceLinearization, sources: Sequence[Sources | None]) -> Attribution:
         ids = None
@@ -354,10 +379,12 @@ class _Job:
 
     def _metadata(self, linearization: HuggingFaceLinearization) -> Mapping[str, Any]:
         model = unwrap(self.explainer.model)
+        constants = linearization.embedding.dtype  # the adjoint engine has no decomposed state of another dtype
+        dtype = constants if self.dtype is None or self.engine == "adjoint" else self.dtype
         return {
             "model": self.explainer.name or getattr(model.config, "name_or_path", "") or type(model).__name__,
             "architecture": type(model).__name__,
-            "dtype": str(self.dtype or linearization.embedding.dtype).removeprefix("torch."),
+            "dtype": str(dtype).removeprefix("torch."),
             "largest_layer_gap": linearization.max_gap,
         }
 
@@ -420,6 +447,15 @@ def _progress(total: int | None, progress: bool | None, batch_size: int | None):
     from .render import progress_bar
 
     return progress_bar(total)
+
+
+def _refuse_misspelt_arguments(options: Mapping[str, Any]) -> None:
+    """Point to the argument of a call that an unknown option was probably meant to be."""
+    known = [field.name for field in dataclasses.fields(DecompXConfig)]
+    for name in options:
+        near = [] if name in known else difflib.get_close_matches(name, [*known, *ARGUMENTS], n=1)
+        if near and near[0] in ARGUMENTS:
+            raise OptionError(f"unknown option {name!r}: did you mean {near[0]!r}?")
 
 
 def _to_device(model: nn.Module, device: str | torch.device | None) -> nn.Module:

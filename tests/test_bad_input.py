@@ -371,6 +371,19 @@ def test_options_that_do_not_exist(bare, options, match):
         refuses(DecompX, bare.model, match=match, **options)
 
 
+@pytest.mark.parametrize(
+    ("name", "near"), [("target", "targets"), ("source", "sources"), ("truncation", "truncate"), ("engin", "engine")]
+)
+def test_misspelt_arguments_of_a_call(bare, name, near):
+    refuses(bare.explain, [7, 8], match=(f"unknown option {name!r}: did you mean {near!r}?",), **{name: 0})
+
+
+def test_classes_that_the_configuration_does_not_name():
+    model = classifier()
+    model.classifier = torch.nn.Linear(16, 5).double()
+    refuses(DecompX(model).explain, [7, 8], match=("has 5 classes", "names 2", "set model.config.id2label"))
+
+
 def test_explain_iter_refuses_at_once(bare):
     refuses(bare.explain_iter, [[7, 8]], engine="fast", match=("engine='fast'",))
     refuses(bare.explain_iter, None, match=("cannot explain a NoneType",))

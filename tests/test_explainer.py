@@ -129,6 +129,15 @@ def test_a_padded_encoding(name, side, request):
         assert [len(e) for e in explainer.explain(dict(encoding))] == [len(e) for e in found]
 
 
+def test_an_encoding_that_was_changed_by_hand(bert):
+    encoding = bert.tokenizer(["not bad", "why"], padding=True)
+    for name in list(encoding):
+        encoding[name] = encoding[name][::-1]
+    for explanation, text in zip(bert.explain(encoding), ["why", "not bad"], strict=True):
+        assert_close(explanation.scores, bert.explain(text).scores)
+        assert explanation.special == bert.explain(text).special
+
+
 def test_an_encoding_of_one_text(bert):
     for encoding in (bert.tokenizer("not bad"), bert.tokenizer("not bad", return_tensors="pt")):
         found = bert.explain(encoding)
@@ -256,6 +265,21 @@ def test_dtypes_by_name_and_by_themselves(bare, dtype):
         assert torch.equal(
             DecompX(bare.model, dtype=asked, engine="reference").explain([7, 8, 9]).scores, explanation.scores
         )
+
+
+def test_the_dtype_named_is_the_one_that_was_used(bare):
+    explanation = bare.explain([7, 8], dtype="bfloat16", bias="none")
+    assert explanation.engine == "adjoint" and explanation.metadata["dtype"] == "float32"
+
+
+@pytest.mark.parametrize(
+    ("id2label", "expected"),
+    [({0: "x", 1: "y"}, ("x", "y")), ({"0": "x", "1": "y"}, ("x", "y")), ({0: "x", 5: "y"}, ("x", "LABEL_1"))],
+)
+def test_labels_however_they_are_written(id2label, expected):
+    model = classifier()
+    vars(model.config)["id2label"] = id2label
+    assert DecompX(model).explain([7, 8]).labels == expected
 
 
 def test_norms_without_a_head_keep_their_dtype(bare):
@@ -442,6 +466,16 @@ def test_texts_do_not_depend_on_the_default_device(bert):
 
 
 @pytest.mark.parametrize("engine", ENGINES)
+def test_a_model_made_in_inference_mode(engine):
+    with torch.inference_mode():
+        model = classifier()
+    for dtype in (None, "float32"):
+        options = {"engine": engine, "dtype": dtype, **ENGINES[engine]}
+        found = DecompX(model, **options).explain([7, 8, 9]).scores
+        assert torch.equal(found, DecompX(classifier(), **options).explain([7, 8, 9]).scores)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
 def test_weights_in_half_precision(engine):
     for dtype in (torch.float16, torch.bfloat16):
         explainer = DecompX(classifier(dtype=dtype), engine=engine, **ENGINES[engine])
@@ -546,7 +580,7 @@ def test_the_users_tensors_are_left_as_they_were(bare):
     explanation = bare.explain(encoding)[0]
     assert ids.tolist() == [[7, 8, 0, 0]] and mask.tolist() == [[1, 1, 0, 0]]
     assert encoding.keys() == {"input_ids", "attention_mask"}
-    explanation.scores.zero_(), explanation.logits.zero_()
+    explanation.scores.zero_()
     assert bare.explain(encoding)[0].scores.abs().max() > 0
 
 

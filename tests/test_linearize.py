@@ -313,6 +313,24 @@ def test_pruned_heads():
     assert_close(explained(model).sum(1), logits_of(model, ids))
 
 
+@pytest.mark.parametrize("family", models.FAMILIES)
+def test_a_model_without_biases(family):
+    model = classifier(family)
+    for module in model.modules():
+        if isinstance(module, (nn.Linear, nn.LayerNorm)):
+            module.bias = None
+    scores = explained(model)
+    assert_close(scores.sum(1), logits_of(model, token_ids()))
+    assert torch.equal(explained(model, config=DecompXConfig(bias="none")), scores)
+
+
+def test_norms_without_weights():
+    model = classifier()
+    for layer in model.bert.encoder.layer:
+        layer.output.LayerNorm = nn.LayerNorm(16, elementwise_affine=False)
+    assert_close(explained(model).sum(1), logits_of(model, token_ids()))
+
+
 def test_data_parallel():
     assert torch.equal(explained(nn.DataParallel(classifier())), explained(classifier()))
 
@@ -498,6 +516,15 @@ def another_forward(model):
     return "the head .*differs by"
 
 
+def return_no_logits(model):
+    class Bare(type(model)):
+        def forward(self, **inputs):
+            return super().forward(**inputs).logits.argmax(-1)
+
+    model.__class__ = Bare
+    return r"gave no logits of the shape \[b, c\], but tensor"
+
+
 def skip_a_layer(model):
     model.bert.encoder.layer[1].forward = lambda hidden_states, *args, **kwargs: hidden_states
     return "layer 1 .*differs by"
@@ -523,6 +550,7 @@ CHANGES = [
     patch_a_method,
     patch_an_activation,
     another_forward,
+    return_no_logits,
     skip_a_layer,
     run_fewer_layers,
 ]
@@ -642,8 +670,8 @@ class Packed(nn.Module):
         return x @ (self.weight.to(x.dtype) * self.scale).T
 
 
-class Float8Linear(nn.Linear):
-    """Recognised by its name, whatever its parameters."""
+class Linear8bit(nn.Linear):
+    """Recognised by its name, whatever its parameters look like."""
 
     def forward(self, x):
         return super().forward(x)
@@ -661,6 +689,13 @@ def test_quantised_weights_are_refused_by_name(dtype):
     message = rf"'bert.encoder.layer.1.attention.self.query' is quantised \(Packed, .*{dtype}.*\): .*load the model in"
     with pytest.raises(UnsupportedModelError, match=message):
         explained(model)
+
+
+def test_quantised_layers_are_recognised_by_their_names():
+    model = classifier()
+    model.classifier = Linear8bit(16, 2).double()
+    with pytest.raises(UnsupportedModelError, match=r"'classifier' is quantised \(Linear8bit, torch.float64\)"):
+        linearize(model, {"input_ids": token_ids()})
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:torch.quantize_per_tensor:UserWarning")

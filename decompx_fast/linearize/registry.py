@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import InputError, NumericalError, UnsupportedModelError
+from ..errors import InputError, NumericalError, UnsupportedModelError, shown
 from . import bert
 from .evaluate import linearize_head, linearize_layer
 from .layer import Head, LinearizedLayer
@@ -152,9 +152,7 @@ class ModelRun:
     logits: Tensor
 
 
-def run_model(
-    model: nn.Module, layer_modules: tuple[nn.Module, ...], inputs: Mapping[str, Tensor]
-) -> ModelRun:
+def run_model(model: nn.Module, layer_modules: tuple[nn.Module, ...], inputs: Mapping[str, Tensor]) -> ModelRun:
     """Run the model once and keep its hidden states, through hooks that live for this call in this thread only."""
     states: list[Tensor] = []
     thread = threading.get_ident()
@@ -174,7 +172,13 @@ def run_model(
             hooks.callback(module.register_forward_hook(keep_output).remove)
         # Where a configuration asks for these, transformers would leave hooks of its own on the model.
         unwanted = {"output_attentions": False, "output_hidden_states": False}
-        logits = model(**inputs, **unwanted, return_dict=True).logits
+        output = model(**inputs, **unwanted, return_dict=True)
+    logits = getattr(output, "logits", None)
+    if not isinstance(logits, Tensor) or logits.ndim != 2:
+        raise UnsupportedModelError(
+            f"the forward pass of this {type(model).__name__} gave no logits of the shape [b, c], but "
+            f"{shown(output)}: it is no sequence classifier as transformers has it"
+        )
     if len(states) != len(layer_modules) + 1:
         raise UnsupportedModelError(
             f"this {type(model).__name__} has {len(layer_modules)} layers, but {max(len(states) - 1, 0)} were run in "
@@ -288,9 +292,7 @@ def linearize(
         spec = describe(model)
         run = run_model(model, spec.layer_modules, inputs)
         if run.states[0].dtype not in TOLERANCE:
-            raise UnsupportedModelError(
-                f"the model computes in {run.states[0].dtype}: use one of {list(TOLERANCE)}"
-            )
+            raise UnsupportedModelError(f"the model computes in {run.states[0].dtype}: use one of {list(TOLERANCE)}")
         _check_finite(model, run)
     if dtype is None:
         dtype = torch.float64 if run.states[0].dtype == torch.float64 else torch.float32
@@ -329,9 +331,7 @@ def _check_finite(model: nn.Module, run: ModelRun) -> None:
                 f"the output of {name} holds NaN or infinity in {state.dtype}: load the model in a wider dtype, "
                 "for example torch.float32"
             )
-    raise NumericalError(
-        f"the logits hold NaN or infinity in {run.logits.dtype}: load the model in a wider dtype"
-    )
+    raise NumericalError(f"the logits hold NaN or infinity in {run.logits.dtype}: load the model in a wider dtype")
 
 
 def input_limits(model: nn.Module) -> InputLimits:
