@@ -95,9 +95,7 @@ def get_activation(name: str) -> Activation:
     activation = ACTIVATIONS.get(ALIASES.get(name, name))
     if activation is None:
         known = ", ".join(sorted([*ACTIVATIONS, *ALIASES]))
-        raise UnsupportedModelError(
-            f"the activation {name!r} cannot be linearised yet: supported are {known}"
-        )
+        raise UnsupportedModelError(f"the activation {name!r} cannot be linearised yet: supported are {known}")
     return activation
 
 

@@ -8,8 +8,8 @@ import itertools
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -158,16 +158,20 @@ class DecompX:
     @property
     def labels(self) -> tuple[str, ...]:
         """The names of the classes, in the order of the logits."""
-        names = unwrap(self.model).config.id2label
+        names = self._model_config.id2label
         return tuple(str(names.get(n, names.get(str(n), f"LABEL_{n}"))) for n in range(len(names)))
 
     @property
     def problem_type(self) -> ProblemType:
         """``single_label``, ``multi_label`` or ``regression``, as the model's configuration says."""
-        config = unwrap(self.model).config
+        config = self._model_config
         if config.problem_type == "regression" or (config.problem_type is None and config.num_labels == 1):
             return "regression"
         return "multi_label" if config.problem_type == "multi_label_classification" else "single_label"
+
+    @property
+    def _model_config(self) -> Any:
+        return unwrap(self.model).config
 
     @property
     def device(self) -> torch.device:
@@ -299,11 +303,11 @@ class _Job:
         if constants is not None and constants.itemsize < 4:
             constants = torch.float32
         linearization = linearize(self.explainer.model, inputs, dtype=constants)
-        classes, names = linearization.logits.shape[1], self.explainer.labels
-        if classes != len(names):
+        classes, labels = linearization.logits.shape[1], self.explainer.labels
+        if classes != len(labels):
             raise InputError(
-                f"the model has {classes} classes, but its configuration names {len(names)}: set model.config.id2label "
-                "to one name for each"
+                f"the model has {classes} classes, but its configuration names {len(labels)}: set "
+                "model.config.id2label to one name for each"
             )
         return linearization
 
@@ -439,7 +443,9 @@ def _batches(pairs: Sequence[tuple[Encoded, Sources | None]], batch_size: int | 
             yield members[start : start + size]
 
 
-def _progress(total: int | None, progress: bool | None, batch_size: int | None):
+def _progress(
+    total: int | None, progress: bool | None, batch_size: int | None
+) -> AbstractContextManager[Callable[[int], object]]:
     """A context that yields a function to report finished inputs."""
     several = total is None or total > (batch_size or READ_AHEAD)
     if not (sys.stderr.isatty() and several if progress is None else progress):

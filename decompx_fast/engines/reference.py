@@ -86,9 +86,7 @@ class _Trace:
         elif self.config.stage_output == "norm":
             value = x.norm(dim=-1)
         else:
-            value = _proximity(
-                x, over="target" if self.config.variant == "released" and x.ndim == 4 else "source"
-            )
+            value = _proximity(x, over="target" if self.config.variant == "released" and x.ndim == 4 else "source")
         self.stages[f"{stage}.{layer}"] = value
 
 
@@ -225,7 +223,7 @@ def _gated(
     """``act(g) * u`` with ``act(g)`` frozen (``gate="value"``), or half of the product through each factor."""
     frozen_gate = get_activation(op.activation)(op.preactivation[:, rows])
     through_value = _apply_line(value, frozen_gate, None, config.bias)
-    if config.gate == "value":
+    if config.gate == "value" or op.value is None or op.w_gate is None:
         return through_value
     frozen_value = op.value[:, rows]
     g = add_bias(x @ op.w_gate.to(x.dtype), op.b_gate, config.bias)
@@ -248,9 +246,7 @@ def _attribute_head(
         rows = add_bias(rows @ step.weight.to(rows.dtype), step.bias, config.bias)
         if step.activation is not None:
             approximation = config.tanh if step.activation == "tanh" else config.activation
-            slope, intercept = linear_piece(
-                get_activation(step.activation), step.preactivation, approximation
-            )
+            slope, intercept = linear_piece(get_activation(step.activation), step.preactivation, approximation)
             rows = _apply_line(rows, slope, intercept, config.bias)
         if n == 0:
             trace.keep("pooler", linearization.num_layers - 1, rows)

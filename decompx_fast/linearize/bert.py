@@ -5,6 +5,8 @@ Post-norm layers of one attention and one feed-forward network; they differ in t
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import nn
 
 from ..errors import UnsupportedModelError
@@ -20,8 +22,11 @@ from .spec import (
     layer_norm,
 )
 
+#: A module of transformers: what parts it has is known only when it runs.
+Module = Any
 
-def bert_layer(layer: nn.Module, name: str) -> LayerSpec:
+
+def bert_layer(layer: Module, name: str) -> LayerSpec:
     """Attention, add and norm, feed-forward, add and norm."""
     attention, output = layer.attention.self, layer.attention.output
     position_type = getattr(attention, "position_embedding_type", None)
@@ -88,7 +93,7 @@ def activation_name(function: object, name: str) -> str:
     return known
 
 
-def _spec(encoder: nn.Module, name: str, head: tuple[HeadStepSpec, ...]) -> ModelSpec:
+def _spec(encoder: Module, name: str, head: tuple[HeadStepSpec, ...]) -> ModelSpec:
     layers = tuple(encoder.encoder.layer)
     embeddings = encoder.embeddings
     positions = embeddings.position_embeddings
@@ -108,7 +113,7 @@ def _spec(encoder: nn.Module, name: str, head: tuple[HeadStepSpec, ...]) -> Mode
     )
 
 
-def bert(model: nn.Module) -> ModelSpec:
+def bert(model: Module) -> ModelSpec:
     """``BertForSequenceClassification``: pooler with tanh, then a classifier."""
     pooler = affine(model.bert.pooler.dense, "bert.pooler.dense", model.config.hidden_size)
     activation = activation_name(model.bert.pooler.activation, "bert.pooler")
@@ -116,23 +121,23 @@ def bert(model: nn.Module) -> ModelSpec:
     return _spec(model.bert, "bert", (HeadStepSpec(pooler, activation), HeadStepSpec(classifier)))
 
 
-def _dense_out_proj(model: nn.Module, activation: str) -> tuple[HeadStepSpec, ...]:
+def _dense_out_proj(model: Module, activation: str) -> tuple[HeadStepSpec, ...]:
     dense = affine(model.classifier.dense, "classifier.dense", model.config.hidden_size)
     out = affine(model.classifier.out_proj, "classifier.out_proj", dense.weight.shape[1])
     return HeadStepSpec(dense, activation), HeadStepSpec(out)
 
 
-def roberta(model: nn.Module) -> ModelSpec:
+def roberta(model: Module) -> ModelSpec:
     """``RobertaForSequenceClassification`` and those built the same: dense, tanh, out_proj."""
     return _spec(model.roberta, "roberta", _dense_out_proj(model, "tanh"))
 
 
-def data2vec_text(model: nn.Module) -> ModelSpec:
+def data2vec_text(model: Module) -> ModelSpec:
     """``Data2VecTextForSequenceClassification``: RoBERTa under another name."""
     return _spec(model.data2vec_text, "data2vec_text", _dense_out_proj(model, "tanh"))
 
 
-def electra(model: nn.Module) -> ModelSpec:
+def electra(model: Module) -> ModelSpec:
     """``ElectraForSequenceClassification``: dense, GELU, out_proj."""
     activation = activation_name(model.classifier.activation, "classifier")
     return _spec(model.electra, "electra", _dense_out_proj(model, activation))

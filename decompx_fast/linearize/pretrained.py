@@ -44,9 +44,7 @@ def load_pretrained(path_or_id: str | os.PathLike[str], *, half: bool = False) -
             )
         except Exception as error:
             place = "" if Path(name).is_dir() else "there is no folder of that name, and as the id of a model: "
-            raise ModelLoadError(
-                f"no classifier could be loaded from {name!r}: {place}{_first_line(error)}"
-            ) from error
+            raise ModelLoadError(f"no classifier could be loaded from {name!r}: {place}{_first_line(error)}") from error
         find_family(model)
         _check_weights(name, info)
         try:
@@ -70,9 +68,7 @@ def _check_place(name: str) -> None:
         raise ModelLoadError(f"{name!r} is a file: give the folder that holds config.json and the weights")
     if path.is_dir():
         if not (path / "config.json").is_file():
-            raise ModelLoadError(
-                f"the folder {name!r} has no config.json: give one that save_pretrained wrote"
-            )
+            raise ModelLoadError(f"the folder {name!r} has no config.json: give one that save_pretrained wrote")
     elif path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
         raise ModelLoadError(f"there is no folder {name!r}: check the path")
 

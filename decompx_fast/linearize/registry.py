@@ -42,13 +42,14 @@ def supported_architectures() -> list[str]:
 def unwrap(model: nn.Module) -> nn.Module:
     """The module inside ``torch.compile``, data parallel and low-rank-adapter wrappers."""
     while True:
-        if isinstance(getattr(model, "_orig_mod", None), nn.Module):
-            model = model._orig_mod
+        inner = getattr(model, "_orig_mod", None)
+        if isinstance(inner, nn.Module):
+            model = inner
         elif isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
             model = model.module
-        elif callable(getattr(model, "get_base_model", None)):
+        elif callable(base := getattr(model, "get_base_model", None)):
             _refuse_prompts(model)
-            model = model.get_base_model()
+            model = base()
         else:
             return model
 

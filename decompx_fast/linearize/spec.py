@@ -176,9 +176,7 @@ def _detached(tensor: Tensor | None) -> Tensor | None:
 def _refuse_quantized(module: nn.Module, name: str) -> None:
     tensors = [*module.parameters(), *module.buffers()]
     by_type = any(
-        word in f"{type(m).__module__}.{type(m).__name__}".lower()
-        for m in module.modules()
-        for word in QUANTIZED_WORDS
+        word in f"{type(m).__module__}.{type(m).__name__}".lower() for m in module.modules() for word in QUANTIZED_WORDS
     )
     by_dtype = any(t.dtype in _PACKED or (t.is_floating_point() and t.element_size() < 2) for t in tensors)
     if by_type or by_dtype:
