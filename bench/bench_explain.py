@@ -1,0 +1,153 @@
+"""Whole explanations: every engine and baseline over the length of the text, with time and peak memory.
+
+    pytest bench/bench_explain.py --benchmark-only [--device cuda]
+
+All answers are to the same question, every class with all biases by AbsDot (``adjoint``: the biases collected in one
+source), on a model of random weights. The floor of the decomposition is the arithmetic of its cheaper path
+(values, mixing, output, and the feed-forward network or the operator), less what the first and the last layer save.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from baselines import released_pattern
+from conftest import DTYPES
+from transformers import BertConfig, BertForSequenceClassification
+
+from decompx_fast.config import DecompXConfig
+from decompx_fast.engines import adjoint, forward, reference
+from decompx_fast.linearize.registry import linearize
+
+SHAPES = {
+    "bert-base": {"num_hidden_layers": 12, "hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072},
+    "minilm": {"num_hidden_layers": 6, "hidden_size": 384, "num_attention_heads": 12, "intermediate_size": 1536},
+}
+RELEASED = DecompXConfig(variant="released")
+FULL = DecompXConfig()
+TOKEN = DecompXConfig(bias="bias_token")
+
+#: Shape, engine, lengths on a CPU, lengths on a GPU. What would take minutes or more memory than there is, is left out.
+CASES = [
+    ("bert-base", "forward", (64, 128, 256), (64, 128, 256, 512, 1024, 2048)),
+    ("bert-base", "adjoint", (64, 128, 256, 512), (64, 128, 256, 512, 1024, 2048, 4096)),
+    ("bert-base", "reference", (64, 128), (64, 128, 256, 512)),
+    ("bert-base", "released pattern", (64, 128), (64, 128, 256)),
+    ("bert-base", "plain forward pass", (64, 128, 256, 512), (64, 128, 256, 512, 1024, 2048, 4096)),
+    ("minilm", "forward", (32, 128, 512), ()),
+    ("minilm", "adjoint", (32, 128, 512), ()),
+    ("minilm", "reference", (32, 128), ()),
+    ("minilm", "released pattern", (32, 128), ()),
+]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    on_cuda = metafunc.config.getoption("--device") == "cuda"
+    cases = [
+        (shape, engine, n, dtype)
+        for shape, engine, on_cpu, on_gpu in CASES
+        for n in (on_gpu if on_cuda else on_cpu)
+        for dtype in (("float32", "bfloat16") if on_cuda and engine == "forward" else ("float32",))
+    ]
+    metafunc.parametrize(("shape", "engine", "n", "dtype"), cases)
+
+
+def least_flops(shape: dict[str, int], n: int) -> float:
+    """Operations of the decomposition with ``N`` sources, in whichever way takes fewer.
+
+    Layers between the first and the last: values and output ``4 N^2 d^2``, mixing ``2 N^3 d``, and the feed-forward
+    network directly ``4 N^2 d f`` or by operators ``2 N d^2 f + 2 N^2 d^2``. The first layer has no mixing, one
+    projection of ``N`` vectors per head and position; the last one row.
+    """
+    d, f, layers = shape["hidden_size"], shape["intermediate_size"], shape["num_hidden_layers"]
+    network = min(4 * n**2 * d * f, 2 * n * d**2 * f + 2 * n**2 * d**2)
+    first = 4 * n**2 * d**2 / 2 + network
+    last = 2 * n**2 * d * shape["num_attention_heads"] + 4 * n * d * f + 4 * n * d**2
+    return (layers - 2) * (4 * n**2 * d**2 + 2 * n**3 * d + network) + first + last
+
+
+def adjoint_flops(shape: dict[str, int], n: int, directions: int = 2) -> float:
+    """A forward pass, the attention weights once more, and the transposes for each class."""
+    d, f, layers = shape["hidden_size"], shape["intermediate_size"], shape["num_hidden_layers"]
+    linear = 8 * n * d**2 + 4 * n * d * f
+    return layers * (linear + 4 * n**2 * d + 2 * n**2 * d) + (layers - 1) * directions * (
+        4 * n * d**2 + 4 * n * d * f + 2 * n**2 * d
+    )
+
+
+def build(shape: str, n: int, device: str) -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
+    torch.manual_seed(0)
+    config = BertConfig(**SHAPES[shape], vocab_size=1000, max_position_embeddings=max(n, 512), num_labels=2)
+    model = BertForSequenceClassification(config).eval().to(device)
+    for parameter in model.parameters():
+        if parameter.ndim == 1:
+            parameter.data.add_(0.1 * torch.randn_like(parameter))  # no bias is zero
+    return model, {"input_ids": torch.randint(0, 1000, (1, n), device=device)}
+
+
+def answer(engine: str, model: torch.nn.Module, inputs: dict[str, torch.Tensor], dtype: torch.dtype) -> object:
+    if engine == "plain forward pass":
+        return model(**inputs).logits
+    linearization = linearize(model, inputs)
+    if engine == "released pattern":
+        return released_pattern(linearization)
+    if engine == "adjoint":
+        return adjoint.attribute(linearization, TOKEN).scores
+    if engine == "reference":
+        return reference.attribute(linearization, FULL).scores
+    return forward.attribute(linearization, FULL, dtype=dtype).scores
+
+
+def resident_bytes(key: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(key):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError(f"/proc/self/status has no {key}")
+
+
+def peak_bytes(run: Callable[[], object], device: str) -> int:
+    """The peak above what was there before, of the allocator on a GPU and of the process on a CPU."""
+    if device == "cuda":
+        torch.cuda.empty_cache()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        run()
+        return torch.cuda.max_memory_allocated() - before
+    Path("/proc/self/clear_refs").write_text("5")  # sets the recorded peak to the present
+    before = resident_bytes("VmRSS")
+    run()
+    return max(0, resident_bytes("VmHWM") - before)
+
+
+@torch.inference_mode()
+def test_explain(record, device, shape, engine, n, dtype):
+    model, inputs = build(shape, n, device)
+    dtype = DTYPES[dtype]
+    sizes = SHAPES[shape]
+
+    def run() -> object:
+        return answer(engine, model, inputs, dtype)
+
+    memory = peak_bytes(run, device)
+    if engine in ("adjoint", "plain forward pass"):
+        d, f, layers = sizes["hidden_size"], sizes["intermediate_size"], sizes["num_hidden_layers"]
+        plain = layers * (8 * n * d**2 + 4 * n * d * f + 4 * n**2 * d)
+        flops = adjoint_flops(sizes, n) if engine == "adjoint" else plain
+    else:
+        flops = least_flops(sizes, n)
+    record(
+        run,
+        flops=flops,
+        bytes_=0,
+        dtype=dtype,
+        rounds=3,
+        warmup=0,
+        shape=shape,
+        engine=engine,
+        positions=n,
+        peak_bytes=memory,
+        state_bytes=n * n * sizes["hidden_size"] * dtype.itemsize,
+    )

@@ -1,0 +1,129 @@
+"""What every benchmark shares: the device, its two ceilings measured in the same run, and how a figure is recorded."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from functools import cache
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import pytest
+import torch
+
+#: Inputs of a kernel are rotated over so many bytes, more than any cache holds.
+ROTATION_BYTES = {"cpu": 2**28, "cuda": 2**30}
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="cpu or cuda")
+
+
+@pytest.fixture(scope="session")
+def device(request: pytest.FixtureRequest) -> str:
+    return request.config.getoption("--device")
+
+
+def synchronize(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def median_seconds(run: Callable[[], object], device: str, rounds: int = 5) -> float:
+    run()
+    times = []
+    for _ in range(rounds):
+        synchronize(device)
+        start = time.perf_counter()
+        run()
+        synchronize(device)
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+@cache
+def matmul_flops_per_s(device: str, dtype: torch.dtype) -> float:
+    """The ceiling of arithmetic: a square product so large that nothing else counts."""
+    n = 8192 if device == "cuda" else 2048
+    a, b, out = (torch.randn(n, n, device=device).to(dtype) for _ in range(3))
+    return 2 * n**3 / median_seconds(lambda: torch.matmul(a, b, out=out), device)
+
+
+@cache
+def copy_bytes_per_s(device: str) -> float:
+    """The ceiling of memory: a copy larger than any cache; it reads and writes."""
+    n_bytes = ROTATION_BYTES[device]
+    source = torch.randn(n_bytes // 4, device=device)
+    target = torch.empty_like(source)
+    return 2 * n_bytes / median_seconds(lambda: target.copy_(source), device)
+
+
+class Recorder:
+    """Runs something under pytest-benchmark and notes what it costs at the least, and what the machine could do."""
+
+    def __init__(self, benchmark, device: str) -> None:
+        self.benchmark = benchmark
+        self.device = device
+
+    def __call__(
+        self,
+        run: Callable[[], object],
+        *,
+        flops: float,
+        bytes_: float,
+        dtype: torch.dtype,
+        rounds: int = 7,
+        warmup: int = 1,
+        **about: object,
+    ) -> object:
+        """Time ``run``.
+
+        Args:
+            run: does the work once.
+            flops: the operations that any way of doing it takes; multiply and add are two.
+            bytes_: the bytes that any way of doing it moves from and to memory.
+            dtype: decides the ceiling of arithmetic.
+            about: shape and names, for the report.
+        """
+
+        def finished() -> object:
+            result = run()
+            synchronize(self.device)
+            return result
+
+        peak_flops, peak_bytes = matmul_flops_per_s(self.device, dtype), copy_bytes_per_s(self.device)
+        floor_s = max(flops / peak_flops, bytes_ / peak_bytes)
+        result = self.benchmark.pedantic(finished, rounds=rounds, warmup_rounds=warmup, iterations=1)
+        self.benchmark.extra_info.update(
+            {
+                "flops": flops,
+                "bytes": bytes_,
+                "dtype": str(dtype).removeprefix("torch."),
+                "matmul_flops_per_s": peak_flops,
+                "copy_bytes_per_s": peak_bytes,
+                "floor_s": floor_s,
+                "bound_by": "arithmetic" if flops / peak_flops > bytes_ / peak_bytes else "memory",
+                **about,
+            }
+        )
+        return result
+
+
+@pytest.fixture
+def record(benchmark, device: str) -> Recorder:
+    return Recorder(benchmark, device)
+
+
+def rotating(make: Callable[[], tuple[torch.Tensor, ...]], device: str) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Endless inputs, so many different ones that none is in a cache when its turn comes again."""
+    first = make()
+    size = sum(tensor.nbytes for tensor in first)
+    inputs = [first] + [make() for _ in range(min(7, max(1, ROTATION_BYTES[device] // size)))]
+    n = 0
+    while True:
+        yield inputs[n % len(inputs)]
+        n += 1
