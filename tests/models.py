@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -100,6 +102,11 @@ def token_ids(n: int = 7, *, b: int = 1, seed: int = 0, vocab: int = 200, first:
     return torch.randint(first, vocab, (b, n), generator=generator)
 
 
+def logits_of(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        return model(input_ids=ids).logits
+
+
 @functools.cache
 def word_piece():
     """BERT's tokenizer, from an installed package."""
@@ -168,3 +175,15 @@ def _stance() -> str:
     from torch._dynamo import eval_frame
 
     return eval_frame._stance.stance
+
+
+@contextlib.contextmanager
+def unchanged(model: nn.Module) -> Iterator[None]:
+    """Whatever happens inside, the model and torch's settings are as before."""
+    before = snapshot(model)
+    try:
+        yield
+    finally:
+        after = snapshot(model)
+        assert {name for name in before if before[name] != after.get(name)} == set()
+        assert before.keys() == after.keys()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 import warnings
 
 import models
@@ -11,10 +9,11 @@ import numpy as np
 import pytest
 import torch
 from models import classifier, token_ids
-from transformers import BertForMaskedLM, BertModel, DistilBertConfig, DistilBertForSequenceClassification
+from refusals import message, refuses
+from transformers import BertModel
 
 from decompx_fast import DecompX
-from decompx_fast.errors import InputError, ModelLoadError, OptionError, UnsupportedModelError
+from decompx_fast.errors import InputError, OptionError, UnsupportedModelError
 
 LABELS = {0: "NEGATIVE", 1: "NEUTRAL", 2: "POSITIVE"}
 
@@ -34,21 +33,6 @@ def roberta() -> DecompX:
 def bare() -> DecompX:
     """Without a tokenizer, for ids and encodings; vocabulary of 200, 40 positions, 2 token types."""
     return DecompX(classifier(labels=3, id2label=LABELS), engine="reference")
-
-
-def message(error, call, *arguments, **options) -> str:
-    """The message of the error that a call raises."""
-    with pytest.raises(error) as caught:
-        call(*arguments, **options)
-    text = str(caught.value)
-    assert text and "\n" not in text.strip()
-    return text
-
-
-def refuses(call, *arguments, match: tuple[str, ...], error=InputError, **options) -> None:
-    text = message(error, call, *arguments, **options)
-    for part in match:
-        assert part in text, text
 
 
 # Texts.
@@ -396,131 +380,3 @@ def test_arguments_of_a_wrong_kind():
     refuses(DecompX, model, config={"bias": "none"}, match=("config is a dict", "DecompXConfig"), error=OptionError)
     text = message(UnsupportedModelError, DecompX, BertModel(model.config))
     assert "BertModel cannot be explained yet: supported are BertForSequenceClassification, Camembert" in text
-
-
-# Models on disk.
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("saved") / "model"
-    classifier(vocab=models.WORD_PIECES, dtype=torch.float32, hidden_size=4).save_pretrained(folder)
-    models.word_piece().save_pretrained(folder)
-    return folder
-
-
-@pytest.fixture
-def folder(saved, tmp_path):
-    """A copy that a test may spoil."""
-    return shutil.copytree(saved, tmp_path / "model")
-
-
-def cannot_load(path, *match: str, error=ModelLoadError, **options) -> None:
-    refuses(DecompX.from_pretrained, path, match=match, error=error, **options)
-
-
-def test_a_saved_model_is_loaded(saved):
-    for path in (saved, str(saved)):
-        explanation = DecompX.from_pretrained(path).explain("a good film")
-        assert explanation.metadata["model"] == str(saved)
-        assert explanation.completeness_error < 1e-5
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_is_widened_unless_asked_for(folder, dtype):
-    classifier(dtype=dtype).save_pretrained(folder)
-    assert DecompX.from_pretrained(folder).model.dtype == torch.float32
-    assert DecompX.from_pretrained(folder, half=True).model.dtype == dtype
-
-
-def test_paths_that_lead_nowhere(folder, tmp_path):
-    cannot_load(tmp_path / "none", "there is no folder", "none")
-    cannot_load("./none", "there is no folder './none'")
-    cannot_load("~/none", "there is no folder '~/none'")
-    cannot_load("", "path is empty")
-    cannot_load(folder / "config.json", "is a file: give the folder")
-    (tmp_path / "empty").mkdir()
-    cannot_load(tmp_path / "empty", "has no config.json", "save_pretrained")
-    cannot_load(None, "not from a NoneType")
-    cannot_load(5, "not from a int")
-
-
-@pytest.mark.parametrize("name", ["some-model", "someone/some-model", "a model", "a\0b"])
-def test_ids_of_a_hub_that_is_out_of_reach(name):
-    cannot_load(name, repr(name), "there is no folder of that name, and as the id of a model: ")
-
-
-@pytest.mark.parametrize("content", [b"", b"\x00", b"not weights" * 100])
-def test_weights_that_cannot_be_read(folder, content):
-    (folder / "model.safetensors").write_bytes(content)
-    cannot_load(folder, "no classifier could be loaded", "header")
-
-
-def test_weights_that_are_cut_off_or_missing(folder):
-    file = folder / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:-1000])
-    cannot_load(folder, "no classifier could be loaded", "incomplete")
-    file.unlink()
-    cannot_load(folder, "no classifier could be loaded", "model.safetensors")
-
-
-@pytest.mark.parametrize("content", ["", "{", "{}", "[]", '{"model_type": "unheard-of"}'])
-def test_configurations_that_cannot_be_read(folder, content):
-    (folder / "config.json").write_text(content)
-    cannot_load(folder, "no classifier could be loaded from")
-
-
-@pytest.mark.parametrize("model_class", [BertModel, BertForMaskedLM])
-def test_what_was_not_trained_to_classify(folder, model_class):
-    model_class(classifier(hidden_size=4).config).save_pretrained(folder)
-    cannot_load(folder, "is no trained classifier", "classifier.bias, classifier.weight", "would be random")
-
-
-def test_weights_of_another_shape(folder):
-    config = json.loads((folder / "config.json").read_text())
-    config |= {"id2label": LABELS, "label2id": {name: n for n, name in LABELS.items()}}
-    (folder / "config.json").write_text(json.dumps(config))
-    cannot_load(folder, "do not fit its config.json", "classifier.bias is [2]", "expects [3]")
-
-
-def test_architectures_that_are_not_supported(folder):
-    sizes = {"dim": 4, "n_heads": 2, "n_layers": 1, "hidden_dim": 4, "vocab_size": 10}
-    DistilBertForSequenceClassification(DistilBertConfig(**sizes)).save_pretrained(folder)
-    cannot_load(folder, "DistilBertForSequenceClassification cannot be explained yet", error=UnsupportedModelError)
-
-
-@pytest.mark.parametrize("family", models.FAMILIES)
-def test_a_missing_tokenizer_is_not_made_up(tmp_path, family):
-    classifier(family, dtype=torch.float32).save_pretrained(tmp_path)
-    cannot_load(tmp_path, "was loaded, but not its tokenizer", "vocabulary is missing", "DecompX(model, tokenizer)")
-
-
-@pytest.mark.parametrize("content", ["", "{"])
-def test_a_tokenizer_that_cannot_be_read(folder, content):
-    (folder / "tokenizer.json").write_text(content)
-    cannot_load(folder, "was loaded, but not its tokenizer")
-
-
-def test_code_in_a_checkpoint_is_not_run_and_not_asked_for(folder, monkeypatch):
-    config = json.loads((folder / "config.json").read_text())
-    config |= {"model_type": "mine", "auto_map": {"AutoConfig": "code.Config"}}
-    (folder / "config.json").write_text(json.dumps(config))
-    (folder / "code.py").write_text("raise SystemExit('this code was run')")
-    monkeypatch.setattr("builtins.input", lambda prompt="": pytest.fail("asked on standard input"))
-    cannot_load(folder, "custom code")
-
-
-@pytest.mark.parametrize("device", ["no-such-device", [], "cuda:99"])
-def test_devices_that_do_not_exist(saved, device):
-    cannot_load(saved, f"device={str(device)!r} cannot be used here", "use 'cpu'", device=device, error=InputError)
-
-
-def test_loading_leaves_transformers_as_it_was(saved, capfd):
-    from transformers.utils import logging
-
-    before = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    DecompX.from_pretrained(saved)
-    cannot_load("some-model", "no classifier")
-    assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == before
-    captured = capfd.readouterr()
-    assert (captured.out, captured.err) == ("", "")
