@@ -10,6 +10,7 @@ source), on a model of random weights. The floor of the decomposition is the ari
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,9 @@ CASES = [
     ("minilm", "adjoint", (32, 128, 512), ()),
     ("minilm", "reference", (32, 128), ()),
     ("minilm", "released pattern", (32, 128), ()),
+    # Compiling takes a minute or two, so only once.
+    ("minilm", "reference, torch.compile", (128,), ()),
+    ("bert-base", "reference, torch.compile", (), (128,)),
 ]
 
 
@@ -88,6 +92,12 @@ def build(shape: str, n: int, device: str) -> tuple[torch.nn.Module, dict[str, t
     return model, {"input_ids": torch.randint(0, 1000, (1, n), device=device)}
 
 
+@cache
+def compiled_reference() -> Callable[..., object]:
+    """The reference engine under ``torch.compile``; each layer's check against the model breaks its graph."""
+    return torch.compile(reference.attribute)
+
+
 def answer(engine: str, model: torch.nn.Module, inputs: dict[str, torch.Tensor], dtype: torch.dtype) -> object:
     if engine == "plain forward pass":
         return model(**inputs).logits
@@ -98,6 +108,8 @@ def answer(engine: str, model: torch.nn.Module, inputs: dict[str, torch.Tensor],
         return adjoint.attribute(linearization, TOKEN).scores
     if engine == "reference":
         return reference.attribute(linearization, FULL).scores
+    if engine == "reference, torch.compile":
+        return compiled_reference()(linearization, FULL).scores
     return forward.attribute(linearization, FULL, dtype=dtype).scores
 
 
