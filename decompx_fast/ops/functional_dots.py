@@ -40,6 +40,8 @@ def functional_dots(x: Tensor, g: Tensor, *, backend: str = "auto") -> Tensor:
     checks.contiguous_last(op, "g", g)
     checks.devices(op, x=x, g=g)
     out = torch.empty(b, i, k, m, dtype=accumulation_dtype(x.dtype), device=x.device)
+    if d == 0:
+        return out.zero_()
     if out.numel():
         _functional_dots(out, x, g, backend)
     return out

@@ -1,0 +1,168 @@
+"""Kernels of matrix products, in the interpreter (or on a GPU), against twins and formulas.
+
+The interpreter multiplies float32 in full whatever the precision; what the compiler makes of it is for the compile
+gate and for GPUs.
+"""
+
+from __future__ import annotations
+
+import ops_formulas as formulas
+import pytest
+import torch
+from ops_cases import DEVICE, NAN, assert_accurate, embedded, random, surroundings
+
+from decompx_fast import ops
+from decompx_fast.kernels import launch
+
+F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
+BACKENDS = ("triton", "torch")
+
+
+def run_into_views(op, shape, dtype, *args, **kwargs):
+    """The op's results by Triton and by its twin, written into a view inside a buffer of NaN that must stay NaN."""
+    results = []
+    for backend in BACKENDS:
+        view, buffer = embedded(torch.full(shape, NAN, dtype=dtype, device=DEVICE))
+        assert op(*args, out=view, backend=backend, **kwargs) is view
+        assert surroundings(buffer, view).isnan().all()
+        results.append(view.clone())
+    return results
+
+
+def attention(*shape, dtype):
+    return random(*shape, low=-0.5).mul(8).softmax(-1).to(dtype)
+
+
+@pytest.mark.parametrize(
+    ("b", "heads", "kv_heads", "i", "j", "k", "v", "dtype"),
+    [
+        (1, 1, 1, 1, 1, 1, 1, F32),
+        (2, 4, 2, 7, 9, 3, 12, F32),
+        (1, 2, 2, 65, 63, 5, 48, F32),
+        (1, 2, 1, 64, 65, 3, 64, BF16),
+        (1, 3, 3, 129, 64, 2, 100, F16),
+        (1, 6, 2, 1, 65, 7, 8, F16),
+    ],
+)
+def test_mixing_is_accurate(b, heads, kv_heads, i, j, k, v, dtype):
+    alpha, _ = embedded(attention(b, heads, i, j, dtype=dtype))
+    p, _ = embedded(random(b, j, k, kv_heads, v, dtype=dtype))
+    got, twin = run_into_views(ops.mixing, (b, i, k, heads, v), dtype, alpha, p)
+    assert_accurate(got, twin, formulas.mixing(alpha, p))
+
+
+@pytest.mark.parametrize(
+    ("i", "j", "causal", "window", "offset"),
+    [
+        (65, 65, True, None, None),
+        (7, 65, True, None, None),
+        (65, 65, True, 7, None),
+        (130, 130, False, 3, None),
+        (130, 130, True, 1, None),
+        (64, 130, True, 70, 63),
+        (7, 9, True, None, -3),
+        (9, 65, False, 5, 70),
+    ],
+)
+def test_mixing_takes_what_is_excluded_as_zero(i, j, causal, window, offset):
+    alpha = attention(1, 2, i, j, dtype=F32)
+    distance = torch.arange(i)[:, None] + (j - i if offset is None else offset) - torch.arange(j)
+    excluded = torch.zeros(i, j, dtype=torch.bool)
+    if causal:
+        excluded |= distance < 0
+    if window is not None:
+        excluded |= distance.abs() >= window
+    alpha.masked_fill_(excluded.to(DEVICE), NAN)
+    p = random(1, j, 2, 2, 12)
+    options = {"causal": causal, "window": window, "offset": offset}
+    got, twin = run_into_views(ops.mixing, (1, i, 2, 2, 12), F32, alpha, p, **options)
+    assert_accurate(got, twin, formulas.mixing(alpha, p, **options))
+    assert torch.equal(got[:, excluded.all(1)], torch.zeros_like(got[:, excluded.all(1)]))
+
+
+def norm_of(b, i, d, kind):
+    if kind is None:
+        return None
+    weight = None if kind == "plain" else random(d, low=0.5, seed=8)
+    return ops.FrozenNorm(random(b, i, low=0.5, seed=9), weight, kind != "rms")
+
+
+@pytest.mark.parametrize(
+    ("b", "i", "d", "f", "dtype", "norm_in", "norm_out"),
+    [
+        (1, 1, 1, 1, F32, None, None),
+        (2, 3, 48, 65, F32, "layer", "layer"),
+        (1, 2, 100, 63, F32, "rms", "plain"),
+        (1, 2, 130, 64, BF16, "layer", "layer"),
+        (1, 1, 65, 130, F16, None, "rms"),
+        (1, 1, 64, 7, F16, "plain", None),
+    ],
+)
+def test_position_operator_is_accurate(b, i, d, f, dtype, norm_in, norm_out):
+    theta, _ = embedded(random(b, i, f, low=0))
+    w_in = (random(f, d) / d**0.5).to(dtype).T  # as a linear layer holds it
+    w_out = (random(d, f, seed=2) / f**0.5).to(dtype).T
+    norms = {"norm_in": norm_of(b, i, d, norm_in), "norm_out": norm_of(b, i, d, norm_out)}
+    got, twin = run_into_views(ops.position_operator, (b, i, d, d), dtype, theta, w_in, w_out, **norms)
+    assert_accurate(got, twin, formulas.position_operator(theta, w_in, w_out, **norms))
+
+
+@pytest.mark.parametrize(
+    ("b", "i", "k", "d", "e", "m", "dtype"),
+    [
+        (1, 1, 1, 1, 1, 1, F32),
+        (2, 3, 7, 48, 48, 5, F32),
+        (1, 2, 65, 100, 65, 0, F32),
+        (1, 2, 63, 100, 130, 8, BF16),
+        (1, 1, 129, 64, 48, 5, F16),
+    ],
+)
+def test_position_apply_is_accurate(b, i, k, d, e, m, dtype):
+    r, _ = embedded(random(b, i, k, d, dtype=dtype))
+    t, _ = embedded(random(b, i, d, e, dtype=dtype, seed=2))
+    shares, u = (random(b, i, k, m, low=0), embedded(random(b, i, m, e, dtype=dtype, seed=3))[0]) if m else (None, None)
+    got, twin = run_into_views(ops.position_apply, (b, i, k, e), dtype, r, t, shares, u)
+    assert_accurate(got, twin, formulas.position_apply(r, t, shares, u))
+
+
+def test_large_numbers_do_not_overflow_float16():
+    big = 3e4
+    p = random(1, 65, 3, 1, 12, low=0).mul(big).to(F16)
+    alpha = attention(1, 1, 7, 65, dtype=F16)  # the sum of `p` is far outside float16, its average is not
+    mixed = [ops.mixing(alpha, p, backend=backend) for backend in BACKENDS]
+    assert_accurate(*mixed, formulas.mixing(alpha, p))
+    r = random(1, 2, 7, 48, dtype=F16).clamp(-2, 2) * big
+    t = random(1, 2, 48, 48, dtype=F16) / 64
+    shares, u = random(1, 2, 7, 3, low=0), random(1, 2, 3, 48) * big
+    applied = [ops.position_apply(r, t, shares, u / 8, backend=backend) for backend in BACKENDS]
+    assert_accurate(*applied, formulas.position_apply(r, t, shares, u / 8))
+
+
+def test_offsets_beyond_32_bits():
+    # Only the pages that are written exist, so this takes little memory. Whole numbers: every sum is exact.
+    buffer = torch.empty(2**31 + 4096, dtype=F16, device=DEVICE)
+    far = buffer.as_strided((1, 2, 3, 1, 16), (2**31, 2**31, 16, 16, 1))
+    p = random(1, 2, 3, 1, 16, dtype=F16).round()
+    alpha = random(1, 1, 2, 2, dtype=F16).round()
+    exact = formulas.mixing(alpha, p).half().to(DEVICE)
+    far.copy_(p)
+    assert torch.equal(ops.mixing(alpha, far, backend="triton"), exact)
+    assert torch.equal(ops.mixing(alpha, p, out=far, backend="triton"), exact)
+    r, t = p[:, :, :, 0], random(1, 2, 16, 16, dtype=F16).round()
+    out = far[:, :, :, 0]
+    ops.position_apply(r, t, out=out, backend="triton")
+    assert torch.equal(out, formulas.position_apply(r, t).half().to(DEVICE))
+    out = buffer.as_strided((1, 2, 16, 16), (2**31, 2**31, 16, 1))
+    ops.position_operator(random(1, 2, 3).round(), t[0, 0, :, :3], t[0, 1, :3], out=out, backend="triton")
+    exact = formulas.position_operator(random(1, 2, 3).round(), t[0, 0, :, :3], t[0, 1, :3])
+    assert torch.equal(out, exact.half().to(DEVICE))
+
+
+def test_every_device_mode_and_count_has_a_tile():
+    for arch, limit in launch.SHARED_BYTES.items():
+        for mode in ("half", "tf32", "tf32x3", "ieee"):
+            for count in ("many", "few"):
+                tile = launch.matrix_tile(mode, count, arch)
+                operands = (tile.block_m + tile.block_n) * tile.block_l * (2 if mode == "half" else 4)
+                assert operands * (tile.stages - 1) <= limit
+    assert launch.matrix_mode(BF16, "tf32") == "half" and launch.matrix_mode(F32, "tf32") == "tf32"

@@ -1,0 +1,175 @@
+"""Which backend an op takes, and the ops as custom ops of PyTorch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from ops_cases import DEVICE, random
+
+from decompx_fast import ops
+from decompx_fast.errors import BackendError
+from decompx_fast.ops import registry
+
+ROOT = Path(__file__).parent.parent
+X = (1, 2, 3, 8)
+
+
+def arguments(dtype=torch.float32):
+    """The arguments of every custom op, with all optional ones given, and without."""
+    x, d = random(*X, dtype=dtype), 8
+    vector, vectors = random(d), random(1, 2, d)
+    alpha, p = random(1, 4, 2, 3, dtype=dtype), random(1, 3, 5, 2, 6, dtype=dtype)
+    w = random(d, 5, dtype=dtype)
+    factor, skip = random(1, 2), random(4, d)
+    t = random(1, 2, d, d, dtype=dtype)
+    return [
+        ("bias_split_", (x, vector, random(*X, dtype=dtype, seed=2), "absdot", True)),
+        ("bias_split_", (x, None, None, "none", False)),
+        ("layernorm_", (x, random(1, 2, low=1), vector, vector, random(1, 2, 3), True, "dot")),
+        ("layernorm_", (x, random(1, 2, low=1), None, None, None, False, "equal")),
+        ("activation_", (x, vectors, vector, vectors, "absdot")),
+        ("activation_", (x, vectors, None, None, "cls")),
+        ("mixing", (random(1, 2, 5, 4, 6, dtype=dtype), alpha, p, True, 2, 1, "ieee")),
+        ("functional_dots", (random(1, 2, 3, 2), x, random(1, 2, 2, d))),
+        ("position_operator", (t, random(1, 2, 5), w, w.T.contiguous(), factor, skip, "ieee")),
+        ("position_apply", (random(*X, dtype=dtype), x, t, random(1, 2, 3, 2), random(1, 2, 2, d), "ieee")),
+        ("position_apply", (random(*X, dtype=dtype), x, t, None, None, "ieee")),
+    ]
+
+
+@pytest.mark.parametrize(("name", "args"), arguments(), ids=lambda value: value if isinstance(value, str) else "")
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+def test_opcheck(name, args, backend):
+    # Includes: only what the schema says is written to, and a fake that agrees.
+    torch.library.opcheck(getattr(torch.ops.decompx_fast, name).default, (*args, backend))
+
+
+def layer(x, alpha, scale, weight, bias, slope, w_in, w_out):
+    """All public ops after one another."""
+    values = x.unflatten(-1, (2, 4))
+    z = ops.mixing(alpha, values, causal=True).flatten(-2)
+    ops.bias_split_(z, bias, residual=x, share_after_residual=True)
+    ops.layernorm_(z, scale, weight, bias)
+    hidden = z @ w_in
+    ops.activation_(hidden, slope, None, intercept=slope, rule="equal")
+    t = ops.position_operator(slope, w_in, w_out, norm_in=ops.FrozenNorm(scale, weight), norm_out=ops.FrozenNorm(scale))
+    out = ops.position_apply(
+        z, t, ops.functional_dots(z, slope[:, :, None, :8]), bias[None, None, None].expand(1, 2, 1, 8)
+    )
+    return out + hidden @ w_out
+
+
+def layer_inputs():
+    alpha = random(1, 4, 2, 2, low=0)[:, :2]
+    w = random(8, 12)
+    return random(*X), alpha, random(1, 2, low=1), random(8), random(8), random(1, 2, 12), w, w.T.contiguous()
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_ops_compile_without_graph_breaks(backend, dynamic):
+    inputs = layer_inputs()
+    expected = layer(*(t.clone() for t in inputs))
+    compiled = torch.compile(layer, fullgraph=True, backend=backend, dynamic=dynamic)
+    torch.testing.assert_close(compiled(*inputs), expected)
+
+
+def test_auto_takes_triton_on_gpus_and_torch_elsewhere():
+    cpu = registry.select("mixing", "auto", torch.device("cpu"))
+    assert cpu is registry.select("mixing", "torch", torch.device("cpu"))
+    if torch.cuda.is_available():
+        assert registry.select("mixing", "auto", DEVICE) is registry.select("mixing", "triton", DEVICE)
+
+
+def test_auto_steps_aside_where_a_backend_cannot(monkeypatch):
+    monkeypatch.setattr(registry, "_backends", dict(registry._backends))
+    monkeypatch.setattr(registry, "_implementations", dict(registry._implementations))
+    calls = []
+    registry.add_backend("native", lambda device: (device.type == "cpu", "for CPUs"), auto_on=("cpu",))
+    registry.implements("mixing", "native")(lambda *args, **options: calls.append("native"))
+    cpu = torch.device("cpu")
+    registry.select("mixing", "auto", cpu)()
+    assert calls == ["native"]
+    torch_mixing = registry.select("mixing", "torch", cpu)
+    assert registry.select("mixing", "auto", cpu, limits={"native": "not today"}) is torch_mixing
+    assert registry.select("layernorm_", "auto", cpu) is registry.select("layernorm_", "torch", cpu)
+    assert ops.backend_names() == ("auto", "torch", "triton", "native")
+    with pytest.raises(BackendError, match="layernorm_: backend='native' cannot be used on cpu: it has no layernorm_"):
+        registry.select("layernorm_", "native", cpu)
+    with pytest.raises(BackendError, match="mixing: backend='native' cannot be used on meta: for CPUs"):
+        registry.select("mixing", "native", torch.device("meta"))
+    with pytest.raises(BackendError, match="cannot be used on cpu: not today"):
+        registry.select("mixing", "native", cpu, limits={"native": "not today"})
+
+
+@pytest.mark.parametrize("rule", ["norm", "abssim"])
+def test_rules_without_a_kernel_take_torch_unless_triton_is_named(rule):
+    x, bias = random(*X), random(8)
+    slope, scale = random(1, 2, 8), random(1, 2, low=1)
+    for op, args in (
+        (ops.bias_split_, (bias,)),
+        (ops.layernorm_, (scale, None, bias)),
+        (ops.activation_, (slope, bias)),
+    ):
+        named = op(x.clone(), *args, rule=rule, backend="torch")
+        assert torch.equal(op(x.clone(), *args, rule=rule), named)
+        with pytest.raises(
+            BackendError, match=f"its kernels share by absdot, dot, equal, cls, none, and rule is '{rule}'"
+        ):
+            op(x.clone(), *args, rule=rule, backend="triton")
+
+
+def test_float64_takes_torch_unless_triton_is_named():
+    x = random(*X).double()
+    ops.bias_split_(x, random(8))
+    with pytest.raises(BackendError, match="its kernels take float32, bfloat16 and float16, and the state is float64"):
+        ops.bias_split_(x, random(8), backend="triton")
+
+
+def test_unknown_backend_is_refused():
+    with pytest.raises(BackendError, match="backend='cuda-graphs' .* no such backend; known are torch, triton"):
+        ops.functional_dots(random(*X), random(1, 2, 1, 8), backend="cuda-graphs")
+
+
+IN_A_NEW_PROCESS = """
+import sys, torch
+from decompx_fast import ops
+assert "triton" not in sys.modules and "transformers" not in sys.modules
+x = torch.zeros(1, 1, 2, 3)
+ops.bias_split_(x, torch.ones(3))
+print(ops.usable("triton", "cpu"))
+try:
+    ops.bias_split_(x, torch.ones(3), backend="triton")
+except ops.registry.BackendError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("interpreted", ["0", "1"])
+def test_triton_is_usable_on_the_cpu_only_in_the_interpreter(interpreted):
+    environment = {"TRITON_INTERPRET": interpreted, "PATH": "/usr/bin:/bin"}
+    run = subprocess.run(
+        [sys.executable, "-c", IN_A_NEW_PROCESS], capture_output=True, text=True, env=environment, cwd=ROOT, check=True
+    )
+    if interpreted == "1":
+        assert run.stdout == "(True, 'TRITON_INTERPRET=1: kernels are interpreted')\n"
+    else:
+        reason = "its kernels need a CUDA or ROCm device (or TRITON_INTERPRET=1), and this is cpu"
+        said = f"bias_split_: backend='triton' cannot be used on cpu: {reason}. Use backend='auto', or one that can be used"
+        assert run.stdout == f"(False, '{reason}')\n{said}\n"
+
+
+@pytest.mark.parametrize(("version", "can"), [("3.5.1", False), ("3.6.0", True), ("3.10.0+git1", True)])
+def test_old_triton_is_not_usable(monkeypatch, version, can):
+    registry._installed_triton.cache_clear()
+    monkeypatch.setattr(registry.metadata, "version", lambda name: version)
+    try:
+        usable, reason = ops.usable("triton", DEVICE)
+    finally:
+        registry._installed_triton.cache_clear()
+    assert usable is can
+    assert can or reason == f"triton {version} is installed, and 3.6 is the oldest supported"
