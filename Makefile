@@ -9,7 +9,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test lint compile-gate bench clean
+.PHONY: help demo test lint compile-gate bench device-check clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 20
@@ -30,8 +30,14 @@ lint: .venv/installed-test  ## check style, format and types
 compile-gate: .venv/installed-test  ## compile every kernel for every architecture, without a GPU
 	@$(BIN)/python bench/compile_gate.py
 
-bench: .venv/installed-bench  ## run the benchmarks
-	@$(BIN)/python -m pytest -q bench --benchmark-only
+bench: .venv/installed-bench  ## run the benchmarks on the CPU; tables and plots go to bench/results
+	@mkdir -p build
+	@$(BIN)/python -m pytest -q bench/bench_kernels.py bench/bench_explain.py --benchmark-only --device=cpu \
+		--benchmark-json=build/bench.json
+	@$(BIN)/python bench/report.py build/bench.json --device=cpu
+
+device-check:  ## on a machine with a GPU, with the Python that is there: tests and benchmarks, into the folder OUT
+	@$(PYTHON) bench/device_check.py
 
 clean:  ## remove build outputs and caches; .venv stays
 	@rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
