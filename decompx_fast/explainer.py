@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import itertools
 import os
-import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -30,6 +27,7 @@ from .linearize.registry import (
     unwrap,
 )
 from .sources import Sources, resolve_sources
+from .stream import Pair, stream
 from .targets import Targets, resolve_targets
 
 DTYPES = {
@@ -38,13 +36,6 @@ DTYPES = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
-
-#: Decomposed states of one batch may hold this many numbers where no batch size is given: 0.5 GiB in float32.
-BATCH_NUMBERS = 2**27
-
-#: As many batches of texts are read ahead, so that equally long ones can be put together.
-READ_AHEAD = 16
-
 
 #: Arguments of a call besides the options of the method.
 ARGUMENTS = (
@@ -252,7 +243,8 @@ class DecompX:
         encoded, single = reader.read(texts)
         size = self.batch_size if batch_size is None else _check_batch_size(batch_size)
         total = len(texts) if isinstance(texts, Sequence) and not single else None
-        return _stream(job, encoded, size, total, progress), single
+        pairs = ((one, resolve_sources(sources, one)) for one in encoded)
+        return stream(job.run, pairs, batch_size=size, total=total, progress=progress), single
 
 
 class _Job:
@@ -277,13 +269,9 @@ class _Job:
         self.engine = choose_engine(engine, config, grouped=grouped)
         self.dtype = dtype
         self.targets = targets
-        self.sources = sources
         self.execution = execution
 
-    def resolve_sources(self, encoded: Encoded) -> Sources | None:
-        return resolve_sources(self.sources, encoded)
-
-    def run(self, batch: Sequence[tuple[Encoded, Sources | None]]) -> list[Explanation]:
+    def run(self, batch: Sequence[Pair]) -> list[Explanation]:
         """Explain inputs of the same length and the same number of sources."""
         start = time.perf_counter()
         with plain_mode(self.explainer.device):
@@ -391,68 +379,6 @@ class _Job:
             "dtype": str(dtype).removeprefix("torch."),
             "largest_layer_gap": linearization.max_gap,
         }
-
-
-def _stream(
-    job: _Job, inputs: Iterator[Encoded], batch_size: int | None, total: int | None, progress: bool | None
-) -> Iterator[Explanation]:
-    """Windows of inputs, batches of equally long ones within a window, results in the order of the inputs."""
-    window_size = READ_AHEAD * (batch_size or READ_AHEAD)
-    pairs = ((encoded, job.resolve_sources(encoded)) for encoded in inputs)
-    error: InputError | None = None
-    with _progress(total, progress, batch_size) as advance:
-        while error is None:
-            window, error = _read_window(pairs, window_size)
-            if not window:
-                break
-            done: dict[int, Explanation] = {}
-            ready = 0
-            for batch in _batches(window, batch_size):
-                done |= dict(zip(batch, job.run([window[n] for n in batch]), strict=True))
-                advance(len(batch))
-                while ready in done:
-                    yield done.pop(ready)
-                    ready += 1
-    if error is not None:
-        raise error
-
-
-def _read_window(
-    pairs: Iterator[tuple[Encoded, Sources | None]], size: int
-) -> tuple[list[tuple[Encoded, Sources | None]], InputError | None]:
-    """The next inputs, and what is wrong with the one after them, so that what precedes it is still explained."""
-    window: list[tuple[Encoded, Sources | None]] = []
-    try:
-        for pair in itertools.islice(pairs, size):
-            window.append(pair)
-    except InputError as error:
-        return window, error
-    return window, None
-
-
-def _batches(pairs: Sequence[tuple[Encoded, Sources | None]], batch_size: int | None) -> Iterator[list[int]]:
-    """Positions of inputs that can be computed together: as long, with as many sources, and the same parts."""
-    alike: dict[tuple, list[int]] = {}
-    for n, (encoded, sources) in enumerate(pairs):
-        count = len(encoded) if sources is None else len(sources)
-        alike.setdefault((len(encoded), count, tuple(encoded.inputs)), []).append(n)
-    for (length, count, _), members in alike.items():
-        # The hidden size is not known here; 768 is that of the common base models.
-        size = batch_size or max(1, BATCH_NUMBERS // (length * count * 768))
-        for start in range(0, len(members), size):
-            yield members[start : start + size]
-
-
-def _progress(
-    total: int | None, progress: bool | None, batch_size: int | None
-) -> AbstractContextManager[Callable[[int], object]]:
-    """A context that yields a function to report finished inputs."""
-    several = total is None or total > (batch_size or READ_AHEAD)
-    if not (sys.stderr.isatty() and several if progress is None else progress):
-        return nullcontext(lambda count: None)
-    from .render import progress_bar
-
-    return progress_bar(total)
 
 
 def _refuse_misspelt_arguments(options: Mapping[str, Any]) -> None:

@@ -36,8 +36,9 @@ MAY_IMPORT = {
     **dict.fromkeys(RESULT, {*RESULT, *BASE}),
     **dict.fromkeys(REQUEST, {*REQUEST, *RESULT, *BASE}),
     "dispatch": {"engines", "ops", "linearize.layer", *BASE},
+    "stream": {*REQUEST, *RESULT, *BASE},
     "doctor": {"ops", *BASE},
-    "explainer": {"dispatch", *BELOW_EXPLAINER},
+    "explainer": {"dispatch", "stream", *BELOW_EXPLAINER},
     "cli": {"explainer", "dispatch", "doctor", *BELOW_EXPLAINER},
 }
 

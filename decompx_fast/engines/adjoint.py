@@ -292,7 +292,7 @@ class _Ledger:
         self._steps.index_add_(-1, end, each, alpha=-1)
 
     def carry(self, name: str, g: Tensor, x: Tensor, rows: slice) -> None:
-        """Note ``g[i] . x[i]``, what the positions ``rows`` send through a component; ``[b, m, i, d]``, ``[b, i, d]``."""
+        """Note ``g[i] . x[i]``, what positions ``rows`` send through a component; ``[b, m, i, d]``, ``[b, i, d]``."""
         if self._sites is None:
             return
         b, m, n = self.scores.shape
