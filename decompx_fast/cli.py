@@ -1,4 +1,4 @@
-"""The command line: ``decompx-fast explain`` and ``decompx-fast doctor``.
+"""The command line: ``decompx-fast explain``, ``plan`` and ``doctor``.
 
 Exit codes: 0 for success, 2 for a wrong use of the command, 1 for everything else. An error is one line on standard
 error.
@@ -20,6 +20,7 @@ from .config import BiasRule, Variant
 from .errors import DecompXError, InputError, OptionError
 
 if TYPE_CHECKING:
+    from .engines.plan import Plan
     from .explainer import DecompX
     from .explanation import Explanation
 
@@ -82,11 +83,50 @@ def explain(
 
 
 @cli.command()
+@click.option("--model", metavar="PATH", help="A classifier's folder or hub id. [default: the embedded demo model]")
+@click.option("--tokens", type=click.IntRange(min=1), required=True, metavar="N", help="Tokens of an input.")
+@click.option("--sources", type=click.IntRange(min=1), metavar="K", help="Groups of tokens. [default: each token]")
+@click.option("--batch", type=click.IntRange(min=1), default=1, show_default=True, metavar="B", help="Inputs at once.")
+@click.option("--bias", type=click.Choice(get_args(BiasRule)), help="How biases are shared. [default: absdot]")
+@click.option("--dtype", metavar="DTYPE", help="Precision of the decomposition, such as bfloat16.")
+@click.option("--device", metavar="DEVICE", help="Where to compute, such as cuda. [default: cpu]")
+@click.option("--path", metavar="PATH", help="direct or operator. [default: the one with fewer operations]")
+def plan(model: str | None, tokens: int, device: str | None, **options: Any) -> None:
+    """Print what the forward engine needs for N tokens: memory, operations, path, and what to do if it does not fit.
+
+    Exit code 1 if it does not fit.
+    """
+    explainer = _load(model, device)
+    wanted = {name: value for name, value in options.items() if value is not None}
+    found = explainer.plan(tokens, **wanted)
+    for line in describe_plan(found):
+        click.echo(line)
+    found.check()
+
+
+@cli.command()
 def doctor() -> None:
     """Print versions, devices, and which backends can be used and why not."""
     from .doctor import report
 
     report()
+
+
+def describe_plan(plan: Plan) -> Iterator[str]:
+    """A plan in a few lines."""
+    mib = 2**20
+    yield f"path          {plan.path}"
+    yield f"peak          {plan.peak_bytes / mib:,.0f} MiB beside the model"
+    yield f"  state       {plan.state_bytes / mib:,.0f} MiB"
+    yield f"  workspace   {plan.workspace_bytes / mib:,.0f} MiB"
+    if plan.available_bytes is not None:
+        yield f"free          {plan.available_bytes / mib:,.0f} MiB on {plan.device}"
+    yield f"operations    {plan.total_flops / 1e9:,.1f} GFLOP"
+    for name, flops in plan.flops.items():
+        yield f"  {name:<11} {flops / 1e9:,.1f}"
+    yield f"fits          {'yes' if plan.fits else 'no'}"
+    for way in plan.ways_out:
+        yield f"needs less    {way}"
 
 
 def _load(model: str | None, device: str | None) -> DecompX:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import os
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -13,22 +12,21 @@ import torch
 from torch import nn
 
 from .config import DecompXConfig
-from .dispatch import Execution, attribute, choose_engine
-from .encoding import Encoded, Reader
-from .engines.attribution import Attribution
+from .dispatch import Execution, choose_engine
+from .encoding import Reader
+from .engines.plan import ModelShape, Plan, plan
 from .errors import InputError, OptionError
-from .explanation import Explanation, ProblemType, Site
+from .explanation import Explanation, ProblemType
+from .job import Job
 from .linearize.registry import (
-    HuggingFaceLinearization,
     find_family,
     input_limits,
-    linearize,
-    plain_mode,
+    specification,
     unwrap,
 )
-from .sources import Sources, resolve_sources
-from .stream import Pair, stream
-from .targets import Targets, resolve_targets
+from .sources import resolve_sources
+from .stream import stream
+from .targets import resolve_targets
 
 DTYPES = {
     "float64": torch.float64,
@@ -211,6 +209,57 @@ class DecompX:
         """
         return self._start(texts, **arguments)[0]
 
+    def plan(
+        self,
+        tokens: int,
+        *,
+        sources: int | None = None,
+        batch: int = 1,
+        dtype: str | torch.dtype | None = None,
+        path: str = "auto",
+        backend: str = "auto",
+        workspace_bytes: int | None = None,
+        **options: Any,
+    ) -> Plan:
+        """What the forward engine would need for inputs of some length, before anything is allocated.
+
+        Args:
+            tokens: how many tokens an input has.
+            sources: how many groups they belong to; ``None``: each token is a source.
+            batch: how many inputs are computed together.
+            dtype: as for :class:`DecompX`.
+            path, backend, workspace_bytes: as for :func:`decompx_fast.engines.forward.attribute`.
+            **options: single options of :class:`DecompXConfig`.
+
+        Returns:
+            Peak memory, operations, path and blocks, and what to do if it does not fit.
+
+        Raises:
+            OptionError: for a size or an option that does not exist, or a path that the model does not have.
+        """
+        for name, value in (("tokens", tokens), ("batch", batch), ("sources", 1 if sources is None else sources)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise OptionError(f"{name}={value!r}: use a whole number from 1")
+        if sources is not None and sources > tokens:
+            raise OptionError(f"sources={sources} groups cannot be made of tokens={tokens}: use at most as many")
+        execution = Execution(path, backend, workspace_bytes)
+        config = self.config.replace(**options)
+        choose_engine("forward", config, grouped=sources is not None)
+        model_dtype = next(self.model.parameters()).dtype
+        default = torch.float64 if model_dtype == torch.float64 else torch.float32
+        return plan(
+            ModelShape.from_spec(specification(self.model)),
+            tokens,
+            sources,
+            batch,
+            dtype=_check_dtype(dtype) or self.dtype or default,
+            config=config,
+            path=execution.path,
+            backend=execution.backend,
+            workspace_bytes=execution.workspace_bytes,
+            device=self.device,
+        )
+
     def _start(
         self,
         texts: Any,
@@ -229,7 +278,7 @@ class DecompX:
     ) -> tuple[Iterator[Explanation], bool]:
         """Check every argument now, and return a lazy stream."""
         _refuse_misspelt_arguments(options)
-        job = _Job(
+        job = Job(
             explainer=self,
             config=self.config.replace(**options),
             engine=self.engine if engine is None else engine,
@@ -245,140 +294,6 @@ class DecompX:
         total = len(texts) if isinstance(texts, Sequence) and not single else None
         pairs = ((one, resolve_sources(sources, one)) for one in encoded)
         return stream(job.run, pairs, batch_size=size, total=total, progress=progress), single
-
-
-class _Job:
-    """One call: what is asked of every batch."""
-
-    def __init__(
-        self,
-        *,
-        explainer: DecompX,
-        config: DecompXConfig,
-        engine: str,
-        dtype: torch.dtype | None,
-        targets: Targets,
-        sources: Any,
-        execution: Execution,
-    ) -> None:
-        if not config.head and not targets.is_all:
-            raise OptionError("targets needs head=True: without the head, scores are norms and belong to no class")
-        self.explainer = explainer
-        self.config = config
-        grouped = not (isinstance(sources, str) and sources == "token")
-        self.engine = choose_engine(engine, config, grouped=grouped)
-        self.dtype = dtype
-        self.targets = targets
-        self.execution = execution
-
-    def run(self, batch: Sequence[Pair]) -> list[Explanation]:
-        """Explain inputs of the same length and the same number of sources."""
-        start = time.perf_counter()
-        with plain_mode(self.explainer.device):
-            linearization = self._linearize([encoded for encoded, _ in batch])
-            attribution = self._attribute(linearization, [sources for _, sources in batch])
-        seconds = (time.perf_counter() - start) / len(batch)
-        return [
-            self._explanation(n, encoded, sources, linearization, attribution, seconds)
-            for n, (encoded, sources) in enumerate(batch)
-        ]
-
-    def _linearize(self, batch: Sequence[Encoded]) -> HuggingFaceLinearization:
-        device = self.explainer.device
-        names = batch[0].inputs.keys()
-        inputs = {name: torch.stack([encoded.inputs[name] for encoded in batch]).to(device) for name in names}
-        constants = self.dtype
-        if constants is not None and constants.itemsize < 4:
-            constants = torch.float32
-        linearization = linearize(self.explainer.model, inputs, dtype=constants)
-        classes, labels = linearization.logits.shape[1], self.explainer.labels
-        if classes != len(labels):
-            raise InputError(
-                f"the model has {classes} classes, but its configuration names {len(labels)}: set "
-                "model.config.id2label to one name for each"
-            )
-        return linearization
-
-    def _attribute(self, linearization: HuggingFaceLinearization, sources: Sequence[Sources | None]) -> Attribution:
-        ids = None
-        if sources[0] is not None:
-            ids = torch.stack([s.ids for s in sources if s is not None]).to(linearization.embedding.device)
-        return attribute(
-            self.engine,
-            linearization,
-            self.config,
-            dtype=self.dtype,
-            sources=ids,
-            directions=None if self.targets.is_all else self.targets.directions,
-            execution=self.execution,
-        )
-
-    def _explanation(
-        self,
-        n: int,
-        encoded: Encoded,
-        sources: Sources | None,
-        linearization: HuggingFaceLinearization,
-        attribution: Attribution,
-        seconds: float,
-    ) -> Explanation:
-        config, targets = self.config, self.targets
-        logits = linearization.logits[n].cpu()
-        if config.head:
-            names, ids = targets.names, targets.ids
-            target_logits = targets.select(logits)
-            scores = attribution.scores[n].cpu()
-            bias_token = None if attribution.bias_token is None else attribution.bias_token[n].cpu()
-            total = scores.double().sum(0) if bias_token is None else scores.double().sum(0) + bias_token.double()
-            error = (total - target_logits.double()).abs().max().item()
-        else:
-            names, ids = ("norm",), (None,)
-            scores, bias_token = attribution.scores[n].cpu(), None
-            scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
-            target_logits = scores.sum(0)
-            error = attribution.gap[n].item()
-        if config.bias == "bias_token" and not config.head:
-            scores, bias_token = scores[:-1], scores[-1]
-        sites = None
-        if attribution.sites is not None:
-            sites = tuple(Site(s.layer, s.place, s.value[n].cpu()) for s in attribution.sites)
-        return Explanation(
-            tokens=encoded.tokens if sources is None else sources.names,
-            token_ids=tuple(encoded.inputs["input_ids"].tolist()) if sources is None else None,
-            spans=encoded.spans if sources is None else tuple(group.span for group in sources.groups),
-            texts=encoded.texts,
-            special=encoded.special
-            if sources is None
-            else tuple(all(encoded.special[p] for p in group.positions) for group in sources.groups),
-            scores=scores,
-            targets=names,
-            target_ids=ids,
-            target_logits=target_logits,
-            logits=logits,
-            labels=self.explainer.labels,
-            problem_type=self.explainer.problem_type,
-            completeness_error=error,
-            bias_token=bias_token,
-            options=config.to_dict(),
-            engine=self.engine,  # type: ignore[arg-type]
-            time_s=seconds,
-            source_unit="token" if sources is None else sources.unit,
-            stages={name: value[n].cpu() for name, value in attribution.stages.items()},
-            bias_sites=sites,
-            component_shares={name: value[n].cpu() for name, value in attribution.components.items()},
-            metadata=self._metadata(linearization),
-        )
-
-    def _metadata(self, linearization: HuggingFaceLinearization) -> Mapping[str, Any]:
-        model = unwrap(self.explainer.model)
-        constants = linearization.embedding.dtype  # the adjoint engine has no decomposed state of another dtype
-        dtype = constants if self.dtype is None or self.engine == "adjoint" else self.dtype
-        return {
-            "model": self.explainer.name or getattr(model.config, "name_or_path", "") or type(model).__name__,
-            "architecture": type(model).__name__,
-            "dtype": str(dtype).removeprefix("torch."),
-            "largest_layer_gap": linearization.max_gap,
-        }
 
 
 def _refuse_misspelt_arguments(options: Mapping[str, Any]) -> None:

@@ -144,8 +144,24 @@ def test_an_interrupt_is_one_line(capsys, folder, monkeypatch):
     def interrupt(*_args, **_kwargs):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("decompx_fast.explainer.linearize", interrupt)
+    monkeypatch.setattr("decompx_fast.job.linearize", interrupt)
     assert "interrupted" in fails(capsys, 1, "explain", "a", "--model", folder)
+
+
+def test_plan_prints_memory_operations_and_path(capsys, folder):
+    code, out, err = run(capsys, "plan", "--model", folder, "--tokens", "40", "--dtype", "float32")
+    assert (code, err) == (0, "")
+    for word in ("path", "peak", "state", "GFLOP", "fits"):
+        assert word in out
+    state = 40 * 40 * 16 * 4  # the hidden size of the tiny model is 16
+    assert f"state       {state / 2**20:,.0f} MiB" in out
+
+
+def test_plan_that_does_not_fit_says_what_to_do(capsys, folder):
+    code, out, err = run(capsys, "plan", "--model", folder, "--tokens", "2000000", "--dtype", "float32")
+    assert code == 1
+    assert "fits          no" in out
+    assert err.count("\n") == 1 and "adjoint" in err
 
 
 def test_doctor_names_versions_devices_and_backends(capsys):

@@ -1,4 +1,4 @@
-"""On a GPU: the same numbers as on the CPU, by every engine, and memory within the plan. Counted, not run, elsewhere."""
+"""On a GPU: the same numbers as on the CPU, by every engine, path and backend. Counted, not run, elsewhere."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import copy
 
 import models
 import pytest
-import torch
 
 from decompx_fast import DecompX
 

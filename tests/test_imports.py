@@ -37,8 +37,9 @@ MAY_IMPORT = {
     **dict.fromkeys(REQUEST, {*REQUEST, *RESULT, *BASE}),
     "dispatch": {"engines", "ops", "linearize.layer", *BASE},
     "stream": {*REQUEST, *RESULT, *BASE},
+    "job": {"dispatch", "stream", "explainer", *BELOW_EXPLAINER},
     "doctor": {"ops", *BASE},
-    "explainer": {"dispatch", "stream", *BELOW_EXPLAINER},
+    "explainer": {"dispatch", "stream", "job", *BELOW_EXPLAINER},
     "cli": {"explainer", "dispatch", "doctor", *BELOW_EXPLAINER},
 }
 

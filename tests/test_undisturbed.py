@@ -131,7 +131,7 @@ def test_errors_leave_nothing_behind(monkeypatch, engine, error):
         "decompx_fast.linearize.registry.HuggingFaceLinearization._check",
         "decompx_fast.linearize.registry.linearize_head",
         f"decompx_fast.engines.{engine}.attribute",
-        "decompx_fast.explainer.Explanation",
+        "decompx_fast.job.Explanation",
     ):
         with monkeypatch.context() as patch:
             patch.setattr(place, fail)

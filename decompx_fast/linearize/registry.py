@@ -341,6 +341,15 @@ def input_limits(model: nn.Module) -> InputLimits:
     Raises:
         UnsupportedModelError: if the model is not what its architecture says.
     """
+    return specification(model).limits
+
+
+def specification(model: nn.Module) -> ModelSpec:
+    """A supported model as data, without running it.
+
+    Raises:
+        UnsupportedModelError: if the model is not what its architecture says.
+    """
     model = unwrap(model)
     with plain_mode(only_device(model)), undisturbed(model):
-        return describe(model).limits
+        return describe(model)

@@ -1,0 +1,157 @@
+"""One call of the explainer: what is asked of every batch, and the way from a batch to explanations."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .config import DecompXConfig
+from .dispatch import Execution, attribute, choose_engine
+from .encoding import Encoded
+from .engines.attribution import Attribution
+from .errors import InputError, OptionError
+from .explanation import Explanation, Site
+from .linearize.registry import HuggingFaceLinearization, linearize, plain_mode, unwrap
+from .sources import Sources
+from .stream import Pair
+from .targets import Targets
+
+if TYPE_CHECKING:
+    from .explainer import DecompX
+
+
+class Job:
+    """One call: what is asked of every batch."""
+
+    def __init__(
+        self,
+        *,
+        explainer: DecompX,
+        config: DecompXConfig,
+        engine: str,
+        dtype: torch.dtype | None,
+        targets: Targets,
+        sources: Any,
+        execution: Execution,
+    ) -> None:
+        if not config.head and not targets.is_all:
+            raise OptionError("targets needs head=True: without the head, scores are norms and belong to no class")
+        self.explainer = explainer
+        self.config = config
+        grouped = not (isinstance(sources, str) and sources == "token")
+        self.engine = choose_engine(engine, config, grouped=grouped)
+        self.dtype = dtype
+        self.targets = targets
+        self.execution = execution
+
+    def run(self, batch: Sequence[Pair]) -> list[Explanation]:
+        """Explain inputs of the same length and the same number of sources."""
+        start = time.perf_counter()
+        with plain_mode(self.explainer.device):
+            linearization = self._linearize([encoded for encoded, _ in batch])
+            attribution = self._attribute(linearization, [sources for _, sources in batch])
+        seconds = (time.perf_counter() - start) / len(batch)
+        return [
+            self._explanation(n, encoded, sources, linearization, attribution, seconds)
+            for n, (encoded, sources) in enumerate(batch)
+        ]
+
+    def _linearize(self, batch: Sequence[Encoded]) -> HuggingFaceLinearization:
+        device = self.explainer.device
+        names = batch[0].inputs.keys()
+        inputs = {name: torch.stack([encoded.inputs[name] for encoded in batch]).to(device) for name in names}
+        constants = self.dtype
+        if constants is not None and constants.itemsize < 4:
+            constants = torch.float32
+        linearization = linearize(self.explainer.model, inputs, dtype=constants)
+        classes, labels = linearization.logits.shape[1], self.explainer.labels
+        if classes != len(labels):
+            raise InputError(
+                f"the model has {classes} classes, but its configuration names {len(labels)}: set "
+                "model.config.id2label to one name for each"
+            )
+        return linearization
+
+    def _attribute(self, linearization: HuggingFaceLinearization, sources: Sequence[Sources | None]) -> Attribution:
+        ids = None
+        if sources[0] is not None:
+            ids = torch.stack([s.ids for s in sources if s is not None]).to(linearization.embedding.device)
+        return attribute(
+            self.engine,
+            linearization,
+            self.config,
+            dtype=self.dtype,
+            sources=ids,
+            directions=None if self.targets.is_all else self.targets.directions,
+            execution=self.execution,
+        )
+
+    def _explanation(
+        self,
+        n: int,
+        encoded: Encoded,
+        sources: Sources | None,
+        linearization: HuggingFaceLinearization,
+        attribution: Attribution,
+        seconds: float,
+    ) -> Explanation:
+        config, targets = self.config, self.targets
+        logits = linearization.logits[n].cpu()
+        if config.head:
+            names, ids = targets.names, targets.ids
+            target_logits = targets.select(logits)
+            scores = attribution.scores[n].cpu()
+            bias_token = None if attribution.bias_token is None else attribution.bias_token[n].cpu()
+            total = scores.double().sum(0) if bias_token is None else scores.double().sum(0) + bias_token.double()
+            error = (total - target_logits.double()).abs().max().item()
+        else:
+            names, ids = ("norm",), (None,)
+            scores, bias_token = attribution.scores[n].cpu(), None
+            scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+            target_logits = scores.sum(0)
+            error = attribution.gap[n].item()
+        if config.bias == "bias_token" and not config.head:
+            scores, bias_token = scores[:-1], scores[-1]
+        sites = None
+        if attribution.sites is not None:
+            sites = tuple(Site(s.layer, s.place, s.value[n].cpu()) for s in attribution.sites)
+        return Explanation(
+            tokens=encoded.tokens if sources is None else sources.names,
+            token_ids=tuple(encoded.inputs["input_ids"].tolist()) if sources is None else None,
+            spans=encoded.spans if sources is None else tuple(group.span for group in sources.groups),
+            texts=encoded.texts,
+            special=encoded.special
+            if sources is None
+            else tuple(all(encoded.special[p] for p in group.positions) for group in sources.groups),
+            scores=scores,
+            targets=names,
+            target_ids=ids,
+            target_logits=target_logits,
+            logits=logits,
+            labels=self.explainer.labels,
+            problem_type=self.explainer.problem_type,
+            completeness_error=error,
+            bias_token=bias_token,
+            options=config.to_dict(),
+            engine=self.engine,  # type: ignore[arg-type]
+            time_s=seconds,
+            source_unit="token" if sources is None else sources.unit,
+            stages={name: value[n].cpu() for name, value in attribution.stages.items()},
+            bias_sites=sites,
+            component_shares={name: value[n].cpu() for name, value in attribution.components.items()},
+            metadata=self._metadata(linearization),
+        )
+
+    def _metadata(self, linearization: HuggingFaceLinearization) -> Mapping[str, Any]:
+        model = unwrap(self.explainer.model)
+        constants = linearization.embedding.dtype  # the adjoint engine has no decomposed state of another dtype
+        dtype = constants if self.dtype is None or self.engine == "adjoint" else self.dtype
+        return {
+            "model": self.explainer.name or getattr(model.config, "name_or_path", "") or type(model).__name__,
+            "architecture": type(model).__name__,
+            "dtype": str(dtype).removeprefix("torch."),
+            "largest_layer_gap": linearization.max_gap,
+        }
