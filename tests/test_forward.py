@@ -19,6 +19,7 @@ from decompx_fast.linearize.registry import linearize
 
 RULES = ("absdot", "abssim", "norm", "equal", "cls", "dot", "bias_token", "none")
 FUNCTIONAL_RULES = ("absdot", "equal", "cls", "dot", "bias_token", "none")
+PATHS = ("direct", "operator")
 TINY = 1  # bytes: every block becomes one source or one row
 
 
@@ -49,10 +50,14 @@ def check_same(linearization, config, *, limit=None, sources=None, **options):
     return ours
 
 
-@pytest.mark.parametrize("path", ["direct"])
+@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("variant", ["paper", "released"])
-@pytest.mark.parametrize("rule", FUNCTIONAL_RULES + ("norm", "abssim"))
+@pytest.mark.parametrize("rule", RULES)
 def test_forward_matches_reference_for_every_rule(rule, variant, path):
+    if path == "operator" and rule not in FUNCTIONAL_RULES:
+        with pytest.raises(OptionError, match=f"bias='{rule}' needs the norms"):
+            forward.attribute(synthetic.hugging_face(), DecompXConfig(bias=rule), path=path)
+        return
     for family in synthetic.FAMILIES:
         linearization = synthetic.hugging_face(family, batch=2, n=7)
         for activation in ("zero_origin", "linear", "relu"):
@@ -60,13 +65,14 @@ def test_forward_matches_reference_for_every_rule(rule, variant, path):
             check_same(linearization, config, path=path)
 
 
-@pytest.mark.parametrize("path", ["direct"])
+@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("batch", [1, 2, 3])
 @pytest.mark.parametrize("n", [1, 2, 7, 33])
 def test_forward_matches_reference_for_every_size(n, batch, path):
     linearization = synthetic.hugging_face(batch=batch, n=n)
     for workspace_bytes in (None, TINY, 40_000):
-        check_same(linearization, DecompXConfig(), path=path, workspace_bytes=workspace_bytes)
+        if workspace_bytes != TINY or batch * n < 33:  # a thousand blocks say no more than fifty
+            check_same(linearization, DecompXConfig(), path=path, workspace_bytes=workspace_bytes)
 
 
 @pytest.mark.parametrize("layers", [1, 2])
@@ -82,7 +88,8 @@ def test_forward_matches_reference_for_few_layers(layers, variant):
 def test_forward_matches_reference_without_components(switches, variant):
     linearization = synthetic.hugging_face("roberta", batch=2)
     for rule in ("absdot", "bias_token", "none"):
-        check_same(linearization, DecompXConfig(bias=rule, variant=variant, **switches))
+        for path in PATHS if switches.get("ffn", True) else ("direct",):
+            check_same(linearization, DecompXConfig(bias=rule, variant=variant, **switches), path=path)
 
 
 @pytest.mark.parametrize("split", ["absdot", "abssim", "norm", "equal", "cls", "dot"])
@@ -91,11 +98,11 @@ def test_forward_splits_the_bias_token(split):
     assert check_same(synthetic.hugging_face(batch=2), config).bias_token is None
 
 
-@pytest.mark.parametrize("path", ["direct"])
+@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("rule", ["absdot", "norm", "cls", "bias_token"])
 def test_forward_matches_reference_for_groups(rule, path):
     if path == "operator" and rule == "norm":
-        pytest.skip("the rule has no operator path")
+        rule = "dot"  # norms are for the direct path alone
     linearization = synthetic.hugging_face(batch=2, n=7)
     groups = torch.tensor([[0, 0, 1, 2, 2, 2, 0], [2, 1, 1, 0, 0, 0, 0]])
     for variant in ("paper", "released"):
@@ -120,14 +127,14 @@ def test_forward_keeps_stages(stage_output):
     assert set(kept) == {f"{stage}.{n}" for stage in stages[:2] for n in range(3)} | {"pooler.2"}
 
 
+@pytest.mark.parametrize("variant", ["paper", "released"])
 @pytest.mark.parametrize("shape", synthetic.LAYERS)
-def test_forward_matches_reference_for_every_layer_shape(shape):
-    linearization = synthetic.of_shape(shape)
+def test_forward_matches_reference_for_every_layer_shape(shape, variant):
+    linearization = synthetic.of_shape(shape, layers=2, n=5)
+    gate, workspace_bytes = ("half", None) if variant == "paper" else ("value", TINY)
     for rule in RULES:
-        for variant in ("paper", "released"):
-            config = DecompXConfig(bias=rule, variant=variant, gate="half" if variant == "paper" else "value")
-            for position_bytes in (None, TINY):
-                check_same(linearization, config, workspace_bytes=position_bytes)
+        config = DecompXConfig(bias=rule, variant=variant, gate=gate)
+        check_same(linearization, config, workspace_bytes=workspace_bytes)
 
 
 @pytest.mark.parametrize("shape", synthetic.LAYERS)
@@ -139,7 +146,7 @@ def test_forward_matches_reference_for_layer_shapes_with_groups_and_stages(shape
     check_same(linearization, DecompXConfig(ln1=False), sources=groups)
 
 
-@pytest.mark.parametrize("path", ["direct"])
+@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("family", golden.FAMILIES)
 def test_forward_matches_released_code(family, path):
     """The scores of the golden files themselves, 1e-9: the released code adds 1e-12 to its denominators."""
@@ -192,16 +199,18 @@ def requests(draw):
         count = draw(st.integers(1, model["n"]))
         row = st.lists(st.integers(0, count - 1), min_size=model["n"], max_size=model["n"])
         groups = torch.tensor([draw(row) for _ in range(model["batch"])])
-    return model, config, groups, draw(st.integers(1, 100_000))
+    foldable = config.ffn and config.bias in FUNCTIONAL_RULES
+    path = draw(st.sampled_from(["auto", *PATHS])) if foldable else "auto"
+    return model, config, groups, {"workspace_bytes": draw(st.integers(1, 100_000)), "path": path}
 
 
 @settings(max_examples=60)
 @given(requests())
 def test_forward_matches_reference_whatever_is_asked(request_):
-    model, config, groups, workspace_bytes = request_
+    model, config, groups, options = request_
     linearization = synthetic.hugging_face(**model)
     # A norm or a gate of such small random models may be nearly singular, hence ten times the usual tolerance.
-    check_same(linearization, config, limit=1e-9, sources=groups, workspace_bytes=workspace_bytes)
+    check_same(linearization, config, limit=1e-9, sources=groups, **options)
 
 
 def spearman(a, b):
@@ -209,7 +218,7 @@ def spearman(a, b):
     return torch.corrcoef(torch.stack(ranks))[0, 1].item()
 
 
-@pytest.mark.parametrize("path", ["direct"])
+@pytest.mark.parametrize("path", PATHS)
 def test_forward_is_accurate_in_float32(path):
     exact = synthetic.hugging_face(batch=2, n=16, d=48, f=96, heads=4)
     theirs = reference.attribute(exact, DecompXConfig()).scores
@@ -219,7 +228,7 @@ def test_forward_is_accurate_in_float32(path):
     assert relative(ours, theirs) < 1e-5
 
 
-@pytest.mark.parametrize("path", ["direct"])
+@pytest.mark.parametrize("path", PATHS)
 def test_forward_keeps_the_order_in_bfloat16(path):
     linearization = synthetic.hugging_face(batch=1, n=16, d=48, f=96, heads=4, dtype=torch.float32)
     theirs = reference.attribute(linearization, DecompXConfig()).scores
@@ -240,8 +249,8 @@ def test_forward_shares_equally_where_attention_gives_nothing():
     linearization.logits = _own_logits(linearization)
     for rule in ("absdot", "dot", "equal", "norm"):
         for variant in ("paper", "released"):
-            config = DecompXConfig(bias=rule, variant=variant)
-            check_same(linearization, config)
+            for path in PATHS if rule in FUNCTIONAL_RULES else ("direct",):
+                check_same(linearization, DecompXConfig(bias=rule, variant=variant), path=path)
 
 
 def _own_logits(linearization):
@@ -270,6 +279,17 @@ def test_forward_names_the_engine_that_can(options, words):
 def test_forward_refuses_sources_that_are_not_numbered(sources):
     with pytest.raises(InputError, match="sources"):
         forward.attribute(synthetic.hugging_face(n=7), DecompXConfig(), sources=sources)
+
+
+@pytest.mark.parametrize("shape", synthetic.LAYERS)
+def test_forward_says_why_a_layer_shape_has_no_operator(shape):
+    with pytest.raises(OptionError, match="path='operator' cannot be taken, since its layers are not"):
+        forward.attribute(synthetic.of_shape(shape), DecompXConfig(), path="operator")
+
+
+def test_forward_refuses_an_unknown_path():
+    with pytest.raises(OptionError, match="path='sideways'"):
+        forward.attribute(synthetic.hugging_face(), DecompXConfig(), path="sideways")
 
 
 def test_forward_refuses_a_backend_that_is_not_there():

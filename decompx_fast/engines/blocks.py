@@ -43,9 +43,9 @@ def blocks(length: int, most: int) -> Iterator[slice]:
 
 
 def block_length(length: int, most: int) -> int:
-    """The length of all :func:`blocks` but perhaps the last."""
-    count = -(-length // max(most, 1))
-    return -(-length // max(count, 1))
+    """The length of all :func:`blocks` but perhaps the last; 1 at the least."""
+    count = max(-(-length // max(most, 1)), 1)
+    return max(-(-length // count), 1)
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:

@@ -23,7 +23,9 @@ from .attribution import Attribution
 from .bias import add_bias
 from .blocks import Workspace, blocks, wide
 from .direct_path import at_rows, finish_sublayer_
-from .plan import ModelShape, Plan, plan
+from .operator_path import finish_by_operator_
+from .plan import Plan, plan
+from .shape import ModelShape, form_refusal
 from .sharing import PendingBias, Sharing
 
 #: The stages that this engine can keep: the others never exist for all sources at once.
@@ -110,7 +112,7 @@ def _start(
     embedding = linearization.embedding
     dtype = dtype or embedding.dtype
     b, n, _ = embedding.shape
-    n_sources = n if sources is None else _count_sources(sources, b, n)
+    n_sources = None if sources is None else _count_sources(sources, b, n)
     the_plan = plan(
         ModelShape.from_linearization(linearization, layer),
         n,
@@ -119,6 +121,7 @@ def _start(
         dtype=dtype,
         config=config,
         path=path,
+        backend=backend,
         workspace_bytes=workspace_bytes,
         device=embedding.device,
     )
@@ -129,13 +132,13 @@ def _start(
         config.bias,
         config.variant,
         backend,
-        the_plan.block_sources,
-        the_plan.block_alpha_rows,
+        the_plan.blocks.sources,
+        the_plan.blocks.alpha_rows,
         workspace,
         member.to(embedding.device),
         grouped=sources is not None,
     )
-    return _Run(linearization, config, the_plan, workspace, mixing, Sharing(config.bias, backend), dtype, n_sources)
+    return _Run(linearization, config, the_plan, workspace, mixing, Sharing(config.bias, backend), dtype)
 
 
 def _count_sources(sources: Tensor, b: int, n: int) -> int:
@@ -165,13 +168,12 @@ class _Run:
     mixing: Mixing
     sharing: Sharing
     dtype: torch.dtype
-    n_sources: int
 
     def __post_init__(self) -> None:
         self.embedding = self.linearization.embedding.to(self.dtype)
         b, n, d = self.embedding.shape
         # [b, i, k, d]; the last layer leaves [b, 1, k, d] of it where only one position is read
-        self.x = self.embedding.new_empty(b, n, self.n_sources + self.sharing.collects, d)
+        self.x = self.embedding.new_empty(b, n, self.plan.costs.k, d)
         self.stages: dict[str, Tensor] = {}
         self.keeps_rows = not {"encoder", "aggregated"}.isdisjoint(self.config.stages)
 
@@ -181,6 +183,7 @@ class _Run:
         if last:
             self.head = self.linearization.head(layer.output)
             self.output = layer.output
+        by_operator = self.plan.path == "operator" and form_refusal(layer.sublayers) is None
         parts = segments(layer.sublayers)
         for number, part in enumerate(parts):
             first = layer.index == 0 and number == 0
@@ -188,19 +191,27 @@ class _Run:
             if last and number == len(parts) - 1 and not self.keeps_rows:
                 self._segment_at_row(part, self.head.position, first=first, ride=ride)
             else:
-                self._segment(part, first=first, ride=ride)
+                self._segment(part, first=first, ride=ride, by_operator=by_operator)
         self._keep("encoder", layer.index, self.x)
         self._keep("aggregated", layer.index, self.x)
 
-    def _segment(self, part: Sequence[Sublayer], *, first: bool, ride: bool) -> None:
+    def _segment(self, part: Sequence[Sublayer], *, first: bool, ride: bool, by_operator: bool) -> None:
         """An attention and everything position-wise after it, for all positions."""
         pending, branch = None, None
         if part[0].has_attention:
             pending, branch = self._attend(part[0], first=first, ride=ride)
         elif first:
             self._put_embedding()
-        for rows in blocks(self.x.shape[0] * self.x.shape[1], self.plan.block_rows):
-            self._finish(part, self.x, branch, pending, rows, rows)
+        positions = self.x.shape[0] * self.x.shape[1]
+        if not by_operator:
+            for rows in blocks(positions, self.plan.blocks.direct_rows):
+                self._finish(part, self.x, branch, pending, rows, rows)
+            return
+        for rows in blocks(positions, self.plan.blocks.operator_rows):
+            if not self._finish_by_operator(part, pending, rows):
+                for few in blocks(rows.stop - rows.start, self.plan.blocks.direct_rows):
+                    these = slice(rows.start + few.start, rows.start + few.stop)
+                    self._finish(part, self.x, branch, pending, these, these)
 
     def _segment_at_row(self, part: Sequence[Sublayer], position: int, *, first: bool, ride: bool) -> None:
         """The same for one position, which is all that remains of the state."""
@@ -215,7 +226,7 @@ class _Run:
                 self.x, position, op, self.mixing, pre_norm=pre_norm, pre_shares=shares, ride=ride
             )
         self.x = self.x[:, position : position + 1].clone()
-        for items in blocks(b, self.plan.block_rows):
+        for items in blocks(b, self.plan.blocks.direct_rows):
             constants = slice(items.start * n + position, (items.stop - 1) * n + position + 1, n)
             self._finish(part, self.x, branch, pending, items, constants)
 
@@ -241,6 +252,19 @@ class _Run:
                 branch=None if branch is None else branch.flatten(0, 1)[None, rows],
             )
             pending, branch = None, None
+
+    def _finish_by_operator(self, part: Sequence[Sublayer], pending: PendingBias | None, rows: slice) -> bool:
+        """The same as one matrix per position; False, and nothing done, where the direct path must decide."""
+        return finish_by_operator_(
+            self.x.flatten(0, 1)[None, rows],
+            part,
+            rows,
+            self.config,
+            self.sharing,
+            self.workspace,
+            pending=None if pending is None else pending.at(rows),
+            precision=self.mixing.precision,
+        )
 
     def _attend(self, sublayer: Sublayer, *, first: bool, ride: bool) -> tuple[PendingBias | None, Tensor | None]:
         """Add what the attention gives to the state, or return it apart where that is normed or joined by others."""
@@ -288,7 +312,7 @@ class _Run:
             return None
         b, n, k, d = self.x.shape
         shares = self.x.new_empty(1, b * n, k, dtype=wide(self.dtype))
-        for rows in blocks(b * n, self.plan.block_rows):
+        for rows in blocks(b * n, self.plan.blocks.direct_rows):
             (u,) = self.workspace.take((1, rows.stop - rows.start, k, d))
             u.copy_(self.x.flatten(0, 1)[None, rows])
             std = norm.std.reshape(1, -1)[:, rows]

@@ -1,54 +1,230 @@
-"""What an explanation will cost, before anything is allocated."""
+"""What an explanation costs, and in which blocks it runs, before anything is allocated.
+
+The engine takes the path and the blocks of a plan as they are.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from ..linearize.layer import Attention, FeedForward, Linearization, LinearizedLayer
+import torch
+
+from ..config import LINEAR_BIAS_RULES, DecompXConfig
+from ..errors import OptionError, PlanError
+from ..ops import usable
+from .costs import Blocks, Costs, gib
+from .memory import available_bytes, default_workspace
+from .shape import ModelShape
+
+__all__ = ["PATHS", "Blocks", "ModelShape", "Plan", "plan", "rule_refusal"]
+
+PATHS = ("auto", "direct", "operator")
+
+#: The rules whose shares are known without the norms of the vectors.
+OPERATOR_RULES = ("absdot", "dot", "equal", "cls", "bias_token", "none")
 
 
-@dataclass(frozen=True)
-class ModelShape:
-    layers: int
-    d: int
-    f: int
-    heads: int
-    kv_heads: int
-    head_size: int
+def plan(
+    shape: ModelShape,
+    n_tokens: int,
+    n_sources: int | None = None,
+    batch: int = 1,
+    *,
+    dtype: torch.dtype = torch.float32,
+    config: DecompXConfig | None = None,
+    path: str = "auto",
+    backend: str = "auto",
+    workspace_bytes: int | None = None,
+    device: torch.device | str = "cpu",
+    available: int | None = None,
+) -> Plan:
+    """Plan an explanation by the forward engine.
 
-    @classmethod
-    def from_linearization(cls, linearization: Linearization, layer: LinearizedLayer) -> ModelShape:
-        attentions = [op for s in layer.sublayers for op in s.ops if isinstance(op, Attention)]
-        networks = [op for s in layer.sublayers for op in s.ops if isinstance(op, FeedForward)]
-        return cls(
-            linearization.num_layers,
-            linearization.embedding.shape[-1],
-            max((op.w_in.shape[1] for op in networks), default=0),
-            max((op.heads for op in attentions), default=1),
-            max((op.kv_heads for op in attentions), default=1),
-            max((op.w_out.shape[0] // op.heads for op in attentions), default=1),
-        )
+    Args:
+        shape: the model's sizes.
+        n_tokens: positions of each input.
+        n_sources: how many groups the tokens belong to; ``None``: each token is a source.
+        batch: inputs at once.
+        dtype: of the decomposed state.
+        config: the options; ``None`` for the defaults.
+        path: ``direct``, ``operator``, or ``auto`` for the one with fewer operations.
+        backend: of the ops: plain PyTorch needs room for intermediate results.
+        workspace_bytes: what all but the state should fit in; ``None`` for :func:`.memory.default_workspace`. Where
+            one source or one row needs more, it takes that.
+        device: where it runs.
+        available: free bytes there; ``None`` to ask the system.
+
+    Returns:
+        The plan; its ``check()`` raises where it does not fit.
+
+    Raises:
+        OptionError: for a path that does not exist, or that the model or the rule does not have.
+    """
+    device = torch.device(device)
+    config = DecompXConfig() if config is None else config
+    costs = Costs(
+        shape=shape,
+        n=n_tokens,
+        k=(n_tokens if n_sources is None else n_sources) + (config.bias == "bias_token"),
+        batch=batch,
+        grouped=n_sources is not None,
+        dtype=dtype,
+        config=config,
+        twins=not _has_kernels(backend, device, dtype),
+    )
+    chosen = _choose_path(costs, path)
+    budget = default_workspace(costs.state_bytes, device) if workspace_bytes is None else workspace_bytes
+    return Plan(
+        costs=costs,
+        path=chosen,
+        blocks=costs.fit_blocks(budget, chosen),
+        workspace_bytes=budget,
+        device=device,
+        available_bytes=available_bytes(device) if available is None else available,
+    )
+
+
+def rule_refusal(config: DecompXConfig) -> str | None:
+    """Why the operator path cannot be taken with these options, or ``None``."""
+    if config.bias not in OPERATOR_RULES:
+        return f"bias={config.bias!r} needs the norms of the vectors"
+    return None if config.ffn else "ffn=False leaves no network to fold in"
+
+
+def _choose_path(costs: Costs, path: str) -> str:
+    if path not in PATHS:
+        raise OptionError(f"path={path!r} is not a path: use one of {', '.join(map(repr, PATHS))}")
+    refusal = rule_refusal(costs.config)
+    if refusal is None and not costs.shape.foldable:
+        refusal = "its layers are not an attention and a plain network, each with a norm after the residual only"
+    if path == "operator" and refusal is not None:
+        raise OptionError(f"path='operator' cannot be taken, since {refusal}: use path='auto' or 'direct'")
+    if path != "auto":
+        return path
+    totals = {name: sum(costs.flops(name).values()) for name in ("direct", "operator")}
+    return "operator" if refusal is None and totals["operator"] < totals["direct"] else "direct"
+
+
+def _has_kernels(backend: str, device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether the ops will run as kernels, which keep their intermediate results on the chip."""
+    if backend == "auto":
+        return device.type == "cuda" and dtype is not torch.float64 and usable("triton", device)[0]
+    return backend != "torch"
 
 
 @dataclass(frozen=True)
 class Plan:
+    """What an explanation will cost, and how it runs.
+
+    Attributes:
+        costs: the request, as formulas.
+        path: ``direct`` or ``operator``.
+        blocks: how much is computed at once.
+        workspace_bytes: what all but the state was to fit in.
+        device: where it runs.
+        available_bytes: what is free there, ``None`` if that is unknown.
+    """
+
+    costs: Costs
     path: str
-    block_sources: int
-    block_rows: int
-    block_alpha_rows: int
-    buffer_numel: int
+    blocks: Blocks
+    workspace_bytes: int
+    device: torch.device
+    available_bytes: int | None
+
+    @property
+    def state_bytes(self) -> int:
+        """The decomposed state."""
+        return self.costs.state_bytes
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that is allocated at one time, the model's weights and the linearisation's inputs aside."""
+        return self.costs.peak_bytes(self.blocks, self.path)
+
+    @property
+    def floor_bytes(self) -> int:
+        """The same with the smallest blocks."""
+        return self.costs.peak_bytes(Blocks(1, 1, 1, 1), self.path)
+
+    @property
+    def buffer_numel(self) -> int:
+        """Numbers in the buffer that the blocks are cut from."""
+        return self.costs.buffer_numel(self.blocks, self.path)
+
+    @property
+    def flops(self) -> Mapping[str, int]:
+        """Floating-point operations of each part; a multiplication and an addition are two."""
+        return self.costs.flops(self.path)
+
+    @property
+    def total_flops(self) -> int:
+        return sum(self.flops.values())
+
+    @property
+    def fits(self) -> bool:
+        """Whether the free memory suffices, as far as it is known."""
+        return self.available_bytes is None or self.peak_bytes <= self.available_bytes
+
+    @property
+    def ways_out(self) -> tuple[str, ...]:
+        """What would need less memory, and how much."""
+        return tuple(_ways_out(self))
 
     def check(self) -> None:
-        pass
+        """Refuse what does not fit.
+
+        Raises:
+            PlanError: with the numbers and the ways out.
+        """
+        if self.fits:
+            return
+        assert self.available_bytes is not None
+        costs, ways = self.costs, "; ".join(self.ways_out)
+        raise PlanError(
+            f"{costs.batch} x {costs.n} tokens with {costs.k} sources each need {gib(self.peak_bytes)} beside the "
+            f"model, {gib(self.state_bytes)} of it for the decomposed state in {_name(costs.dtype)}, and "
+            f"{gib(self.available_bytes)} are free on {self.device}. Ways out: {ways}"
+        )
 
 
-def plan(shape, n_tokens, n_sources, batch, *, dtype, config, path, workspace_bytes, device) -> Plan:
-    size = dtype.itemsize
-    budget = (workspace_bytes or 64 << 20) // size
-    n_all = n_sources + (config.bias == "bias_token")
-    per_source = batch * n_tokens * 2 * max(shape.d, shape.heads * shape.head_size)
-    per_row = n_all * (3 * shape.d + 2 * shape.f)
-    ks = max(1, min(n_all, budget // per_source))
-    ps = max(1, min(batch * n_tokens, budget // per_row))
-    alpha = max(1, min(n_tokens, budget // (3 * batch * shape.heads * n_tokens)))
-    return Plan("direct", ks, ps, alpha, max(ks * per_source, ps * per_row))
+def _ways_out(this: Plan) -> Iterator[str]:
+    costs = this.costs
+    if this.floor_bytes < 0.9 * this.peak_bytes:
+        yield f"a smaller workspace, down to {gib(this.floor_bytes)} in all"
+    if costs.batch > 1:
+        yield f"inputs one at a time, {gib(_changed(this, batch=1))}"
+    for dtype in (torch.float32, torch.bfloat16):
+        if dtype.itemsize < costs.dtype.itemsize:
+            yield f"dtype={_name(dtype)}, {gib(_changed(this, dtype=dtype))}"
+    groups = _most_sources(this)
+    if groups:
+        yield f"sources in groups, at most {groups} of them (words, sentences or segments)"
+    if costs.config.bias in LINEAR_BIAS_RULES:
+        yield "engine='adjoint', which keeps no decomposed state"
+    else:
+        rules = ", ".join(repr(rule) for rule in LINEAR_BIAS_RULES)
+        yield f"engine='adjoint' with one of the bias rules {rules}, which keeps no decomposed state"
+
+
+def _changed(this: Plan, **changes: object) -> int:
+    """The peak of a changed request with the same workspace."""
+    costs = dataclasses.replace(this.costs, **changes)  # type: ignore[arg-type]
+    budget = min(this.workspace_bytes, default_workspace(costs.state_bytes, this.device))
+    return costs.peak_bytes(costs.fit_blocks(budget, this.path), this.path)
+
+
+def _most_sources(this: Plan) -> int:
+    """With how many sources it would fit: by bisection, since more sources never need less."""
+    low, high = 0, this.costs.k
+    while this.available_bytes is not None and high - low > 1:
+        middle = (low + high) // 2
+        fits = _changed(this, k=middle, grouped=True) <= this.available_bytes
+        low, high = (middle, high) if fits else (low, middle)
+    return low - (this.costs.config.bias == "bias_token")
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

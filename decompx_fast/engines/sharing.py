@@ -66,11 +66,9 @@ class Sharing:
         if intercept is not None:
             a[..., -1, :] += intercept
 
-    def shares(self, u: Tensor, bias: Tensor | None) -> Tensor | None:
-        """``[1, p, k]``, the share of each source by the vectors ``u`` ``[1, p, k, d]``, float32 at least; ``None``
-        where no bias is added."""
-        if bias is None or self.rule == "none":
-            return None
+    def shares(self, u: Tensor, bias: Tensor) -> Tensor:
+        """``[1, p, k]``, the share of each source by the vectors ``u`` ``[1, p, k, d]``, float32 at least; for every
+        rule but ``none``."""
         if self.collects:
             shares = u.new_zeros(u.shape[:-1])
             shares[..., -1] = 1

@@ -1,0 +1,121 @@
+"""The sizes of a model that a plan needs, read from its layers or from their specification."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..config import DecompXConfig
+from ..linearize.layer import Linearization, LinearizedLayer
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelShape:
+    """The sizes of a model, the largest of all layers where they differ.
+
+    Attributes:
+        layers: how many.
+        d, f: hidden size, size of a network's hidden layer (0 without networks).
+        heads, kv_heads, head_size: of the attention.
+        classes: of the head.
+        networks: how many feed-forward networks a layer has.
+        gated: whether they have gates.
+        pre_norm: whether a norm comes before an operation.
+        masked: whether attention is causal or windowed.
+        branches: whether an attention stands beside another operation.
+        normed_branches: whether a norm follows an attention before the residual.
+        starts_with_attention: whether the first operation is an attention.
+        foldable: whether all layers have the form of the operator path, rules aside.
+    """
+
+    layers: int
+    d: int
+    f: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    classes: int = 2
+    networks: int = 1
+    gated: bool = False
+    pre_norm: bool = False
+    masked: bool = False
+    branches: bool = False
+    normed_branches: bool = False
+    starts_with_attention: bool = True
+    foldable: bool = True
+
+    @classmethod
+    def from_linearization(cls, linearization: Linearization, layer: LinearizedLayer) -> ModelShape:
+        """The sizes of a model on some input, from one of its layers."""
+        classes = linearization.logits.shape[-1]
+        return _read([layer.sublayers], linearization.num_layers, linearization.embedding.shape[-1], classes)
+
+    @classmethod
+    def from_spec(cls, spec: Any) -> ModelShape:
+        """The sizes of a model that has not run.
+
+        Args:
+            spec: a :class:`decompx_fast.linearize.spec.ModelSpec`.
+        """
+        d = spec.head[0].map.weight.shape[0]
+        return _read(spec.layers, len(spec.layers), d, spec.head[-1].map.weight.shape[1])
+
+    def keeps_branch(self, config: DecompXConfig) -> bool:
+        """Whether what an attention gives must be kept beside the state, all of it."""
+        return (self.branches and config.ffn) or (self.normed_branches and config.ln1)
+
+
+def form_refusal(sublayers: Sequence[Any]) -> str | None:
+    """Why a layer has not the form of the operator path, or ``None``; for layers and for their specifications."""
+    if len(sublayers) != 2 or any(len(s.ops) != 1 or s.pre_norm or s.out_norm for s in sublayers):
+        return "its layers are not an attention and a network, each with a norm after the residual only"
+    attention, network = (s.ops[0] for s in sublayers)
+    if not _is_attention(attention) or _is_attention(network) or _is_gated(network):
+        return "its layers are not an attention and then a plain network"
+    return None
+
+
+def _read(layers: Sequence[Sequence[Any]], n_layers: int, d: int, classes: int) -> ModelShape:
+    sublayers = [sublayer for layer in layers for sublayer in layer]
+    ops = [op for sublayer in sublayers for op in sublayer.ops]
+    attentions = [op for op in ops if _is_attention(op)]
+    networks = [op for op in ops if not _is_attention(op)]
+    masks = [getattr(op, "pattern", op) for op in attentions]
+    attending = [s for s in sublayers if any(map(_is_attention, s.ops))]
+    return ModelShape(
+        layers=n_layers,
+        d=d,
+        f=max((_hidden_size(op) for op in networks), default=0),
+        heads=max((op.heads for op in attentions), default=1),
+        kv_heads=max((op.kv_heads for op in attentions), default=1),
+        head_size=max((_value_size(op) // op.heads for op in attentions), default=1),
+        classes=classes,
+        networks=max(sum(not _is_attention(op) for s in layer for op in s.ops) for layer in layers),
+        gated=any(map(_is_gated, networks)),
+        pre_norm=any(s.pre_norm is not None for s in sublayers),
+        masked=any(mask.causal or mask.window is not None for mask in masks),
+        branches=any(len(s.ops) > 1 for s in attending),
+        normed_branches=any(s.out_norm is not None for s in attending),
+        starts_with_attention=bool(sublayers) and _is_attention(sublayers[0].ops[0]),
+        foldable=all(form_refusal(layer) is None for layer in layers),
+    )
+
+
+# A linearised operation holds `w_in`, `w_out`, a specified one `into`, `out`; both have `kv_heads` in an attention.
+
+
+def _is_attention(op: Any) -> bool:
+    return hasattr(op, "kv_heads")
+
+
+def _value_size(op: Any) -> int:
+    return (op.w_out if hasattr(op, "w_out") else op.out.weight).shape[0]
+
+
+def _hidden_size(op: Any) -> int:
+    return (op.w_in if hasattr(op, "w_in") else op.into.weight).shape[1]
+
+
+def _is_gated(op: Any) -> bool:
+    return (op.w_gate if hasattr(op, "w_in") else getattr(op, "gate", None)) is not None

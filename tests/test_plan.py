@@ -1,0 +1,214 @@
+"""A plan foretells what the engine does: the peak within 10 % of what is counted, and never the memory it has not."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import synthetic
+import torch
+from live_bytes import LiveBytes
+
+from decompx_fast.config import DecompXConfig
+from decompx_fast.engines import forward
+from decompx_fast.engines.blocks import Workspace, blocks
+from decompx_fast.engines.memory import available_bytes, default_workspace
+from decompx_fast.engines.plan import ModelShape, plan
+from decompx_fast.errors import OptionError, PlanError
+from decompx_fast.linearize.registry import describe
+
+MIB = 1 << 20
+BERT_BASE = ModelShape(layers=12, d=768, f=3072, heads=12, kv_heads=12, head_size=64)
+CPU = torch.device("cpu")
+
+
+def shape_of(linearization):
+    return ModelShape.from_linearization(linearization, next(linearization.layers()))
+
+
+def measure(linearization, config, n_sources=None, **options):
+    """The peak that is counted, and the plan."""
+    b, n, _ = linearization.embedding.shape
+    sources = None if n_sources is None else (torch.arange(n) * n_sources // n).expand(b, n)
+    counter = LiveBytes()
+    with counter:
+        forward.attribute(linearization, config, sources=sources, **options)
+    return counter.peak, plan(shape_of(linearization), n, n_sources, b, config=config, **options)
+
+
+def model(dtype, **sizes):
+    dtype = torch.float64 if dtype is torch.float64 else torch.float32
+    return synthetic.hugging_face(d=192, heads=6, f=768, dtype=dtype, **sizes)
+
+
+@pytest.mark.parametrize("path", ["direct", "operator"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("batch", "n", "n_sources", "workspace"),
+    [(1, 40, None, 6 * MIB), (2, 40, None, None), (1, 96, 24, 6 * MIB), (1, 112, None, 8 * MIB)],
+)
+def test_plan_foretells_the_peak(batch, n, n_sources, workspace, dtype, path):
+    linearization = model(dtype, batch=batch, n=n)
+    peak, foretold = measure(
+        linearization, DecompXConfig(), n_sources, dtype=dtype, path=path, workspace_bytes=workspace
+    )
+    assert foretold.path == path
+    assert foretold.peak_bytes == pytest.approx(peak, rel=0.1)
+
+
+@pytest.mark.parametrize("rule", ["abssim", "equal", "bias_token", "none"])
+@pytest.mark.parametrize("options", [{}, {"variant": "released", "activation": "linear"}, {"stages": ("encoder",)}])
+def test_plan_foretells_the_peak_of_options(rule, options):
+    config = DecompXConfig(bias=rule, **options)
+    peak, foretold = measure(model(torch.float32, n=72), config, workspace_bytes=4 * MIB)
+    assert foretold.peak_bytes == pytest.approx(peak, rel=0.1)
+
+
+@pytest.mark.parametrize("layers", synthetic.LAYERS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_plan_foretells_the_peak_of_layer_shapes(layers, dtype):
+    constants = torch.float64 if dtype is torch.float64 else torch.float32
+    linearization = synthetic.of_shape(layers, n=48, d=96, f=384, heads=8, dtype=constants)
+    peak, foretold = measure(linearization, DecompXConfig(gate="half"), dtype=dtype, workspace_bytes=4 * MIB)
+    assert foretold.peak_bytes == pytest.approx(peak, rel=0.1)
+
+
+@pytest.mark.parametrize("path", ["direct", "operator"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_peak_is_hardly_more_than_the_state(dtype, path):
+    """The target: 1.3 times the state and the workspace, above the weights."""
+    linearization = model(dtype, n=160)
+    workspace = 8 * MIB
+    peak, foretold = measure(linearization, DecompXConfig(), dtype=dtype, path=path, workspace_bytes=workspace)
+    assert peak <= 1.3 * foretold.state_bytes + workspace
+    assert foretold.workspace_bytes == workspace
+    # What fits is also used: the blocks are not needlessly small.
+    assert peak >= foretold.state_bytes + 0.6 * workspace
+
+
+def test_a_smaller_workspace_gives_smaller_blocks_and_the_same_numbers():
+    linearization = synthetic.hugging_face(n=24, d=48, f=96, heads=4)
+    peaks = []
+    for workspace in (8 * MIB, MIB, 1):
+        peak, foretold = measure(linearization, DecompXConfig(), workspace_bytes=workspace)
+        peaks.append((peak, foretold.blocks.sources))
+    assert peaks == sorted(peaks, reverse=True)
+
+
+def test_plan_of_bert_base_by_hand():
+    """N = 512 in float32: the state is 512 x 512 x 768 x 4 bytes; the operations are those of the design's table."""
+    n, d, f, layers = 512, 768, 3072, 12
+    this = plan(BERT_BASE, n, available=1 << 40)
+    assert this.state_bytes == n * n * d * 4
+    assert this.peak_bytes < 1.6 * 2**30
+    assert this.flops["projections"] == (layers - 2) * 4 * n * n * d * d
+    assert this.flops["mixing"] == (layers - 2) * 2 * n**3 * d
+    assert this.flops["first attention"] == 2 * n * n * 12 * d
+    assert this.path == "operator"
+    assert this.flops["position-wise"] == (layers - 1) * (2 * n * d * d * f + 2 * n * n * d * d)
+    direct = plan(BERT_BASE, n, path="direct", available=1 << 40)
+    assert direct.flops["position-wise"] == (layers - 1) * 4 * n * n * d * f
+    assert direct.total_flops == sum(direct.flops.values()) > this.total_flops
+
+
+def test_auto_takes_the_path_with_fewer_operations():
+    """With f = 4 d the operator needs less from K = 4/7 d = 0.57 d on (DESIGN, 4.1)."""
+    for n, path in [(128, "direct"), (430, "direct"), (446, "operator"), (2048, "operator")]:
+        assert plan(BERT_BASE, n).path == path
+    assert plan(BERT_BASE, 2048, 64).path == "direct"
+    assert plan(BERT_BASE, 2048, config=DecompXConfig(bias="norm")).path == "direct"
+    assert plan(BERT_BASE, 2048, config=DecompXConfig(ffn=False)).path == "direct"
+    assert plan(dataclasses.replace(BERT_BASE, foldable=False), 2048).path == "direct"
+
+
+def test_a_longer_input_costs_more():
+    peaks = [plan(BERT_BASE, n, available=1).peak_bytes for n in (1, 2, 7, 33, 128, 512, 4096)]
+    assert peaks == sorted(peaks)
+
+
+def test_a_plan_that_does_not_fit_says_so_with_numbers_and_ways_out():
+    this = plan(BERT_BASE, 4096, batch=2, dtype=torch.float32, available=16 << 30)
+    assert not this.fits
+    with pytest.raises(PlanError) as error:
+        this.check()
+    message = str(error.value)
+    assert "96.0 GiB of it for the decomposed state in float32" in message
+    assert "16.0 GiB are free on cpu" in message
+    for way in ("inputs one at a time", "dtype=bfloat16", "sources in groups, at most", "engine='adjoint'"):
+        assert way in message
+    groups = int(message.split("at most ")[1].split()[0])
+    assert plan(BERT_BASE, 4096, groups, 2, available=16 << 30).fits
+    assert not plan(BERT_BASE, 4096, groups + 200, 2, available=16 << 30).fits
+
+
+def test_the_engine_refuses_before_it_allocates(monkeypatch):
+    monkeypatch.setattr("decompx_fast.engines.plan.available_bytes", lambda device: 1000)
+    counter = LiveBytes()
+    linearization = model(torch.float32, n=64)
+    with pytest.raises(PlanError, match="are free on cpu"), counter:
+        forward.attribute(linearization, DecompXConfig())
+    assert counter.peak < 64 * 64 * 192 * 4  # less than the state: nothing but one layer's constants
+
+
+def test_unknown_free_memory_is_no_obstacle():
+    this = plan(BERT_BASE, 128)
+    assert dataclasses.replace(this, available_bytes=None).fits
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"path": "sideways"}, "path='sideways' is not a path"),
+        ({"path": "operator", "config": DecompXConfig(bias="norm")}, "needs the norms of the vectors"),
+        ({"path": "operator", "config": DecompXConfig(ffn=False)}, "no network to fold in"),
+    ],
+)
+def test_plan_refuses_paths_that_are_not_there(options, words):
+    with pytest.raises(OptionError, match=words):
+        plan(BERT_BASE, 16, **options)
+
+
+def test_shape_of_a_model_that_has_not_run_is_that_of_one_that_has():
+    from transformers import BertConfig, BertForSequenceClassification
+
+    config = BertConfig(
+        vocab_size=60, hidden_size=12, num_hidden_layers=3, num_attention_heads=3, intermediate_size=20, num_labels=3
+    )
+    spec = describe(BertForSequenceClassification(config).eval())
+    expected = ModelShape(layers=3, d=12, f=20, heads=3, kv_heads=3, head_size=4, classes=3)
+    assert ModelShape.from_spec(spec) == shape_of(synthetic.hugging_face()) == expected
+
+
+def test_shape_of_other_layers():
+    llama = shape_of(synthetic.of_shape("llama"))
+    assert (llama.kv_heads, llama.gated, llama.pre_norm, llama.masked, llama.foldable) == (2, True, True, True, False)
+    assert shape_of(synthetic.of_shape("parallel")).keeps_branch(DecompXConfig())
+    assert not shape_of(synthetic.of_shape("parallel")).keeps_branch(DecompXConfig(ffn=False))
+    assert shape_of(synthetic.of_shape("gemma")).normed_branches
+    assert not shape_of(synthetic.of_shape("network_first")).starts_with_attention
+
+
+def test_free_memory_is_a_sensible_number():
+    free = available_bytes(CPU)
+    assert free is None or 1 << 20 < free < 1 << 50
+
+
+def test_default_workspace_grows_with_the_state():
+    assert default_workspace(0, CPU) == 128 * MIB
+    assert default_workspace(1 << 40, CPU) == 1 << 37
+
+
+def test_blocks_cut_evenly():
+    assert [(s.start, s.stop) for s in blocks(10, 4)] == [(0, 4), (4, 8), (8, 10)]
+    assert [(s.start, s.stop) for s in blocks(10, 9)] == [(0, 5), (5, 10)]
+    assert [s.stop for s in blocks(3, 100)] == [3]
+    assert list(blocks(0, 4)) == []
+
+
+def test_workspace_parts_do_not_overlap():
+    workspace = Workspace(10, torch.float32, CPU)
+    left, right = workspace.take((2, 3), (4,))
+    left.fill_(1), right.fill_(2)
+    assert left.sum() == 6 and right.sum() == 8
+    grown, _ = workspace.take((30,), (5,))
+    assert grown.shape == (30,)
