@@ -25,7 +25,20 @@ from decompx_fast.linearize.spec import (
 FAMILIES = ("bert", "roberta")
 
 
-def hugging_face(family="bert", *, batch=1, n=7, layers=3, seed=0, d=12, heads=3, f=20, dtype=torch.float64, **more):
+def hugging_face(
+    family="bert",
+    *,
+    batch=1,
+    n=7,
+    layers=3,
+    seed=0,
+    d=12,
+    heads=3,
+    f=20,
+    dtype=torch.float64,
+    device="cpu",
+    **more,
+):
     """A tiny classifier with random biases and norm weights, linearised on random tokens."""
     config_class, model_class = {
         "bert": (BertConfig, BertForSequenceClassification),
@@ -49,7 +62,7 @@ def hugging_face(family="bert", *, batch=1, n=7, layers=3, seed=0, d=12, heads=3
             is_norm_weight = "LayerNorm.weight" in name
             parameter.copy_(1 + 0.3 * noise if is_norm_weight else noise * (0.5 if parameter.ndim == 1 else d**-0.5))
     tokens = torch.randint(5, 60, (batch, n), generator=generator)
-    return linearize(model, {"input_ids": tokens})
+    return linearize(model.to(device), {"input_ids": tokens.to(device)})
 
 
 class SpecLinearization:
@@ -81,12 +94,13 @@ class SpecLinearization:
 class Parts:
     """Random parts of layers, of one size."""
 
-    def __init__(self, seed=0, d=12, f=20, heads=4, dtype=torch.float64):
-        self.d, self.f, self.heads, self.dtype = d, f, heads, dtype
+    def __init__(self, seed=0, d=12, f=20, heads=4, dtype=torch.float64, device="cpu"):
+        self.d, self.f, self.heads, self.dtype, self.device = d, f, heads, dtype, device
         self._generator = torch.Generator().manual_seed(seed)
 
     def normal(self, *shape):
-        return torch.randn(*shape, generator=self._generator, dtype=self.dtype)
+        # Drawn in float64 on the CPU, so that a model is the same in every dtype and on every device.
+        return torch.randn(*shape, generator=self._generator, dtype=torch.float64).to(self.device, self.dtype)
 
     def affine(self, n_in, n_out, bias=True):
         return Affine(self.normal(n_in, n_out) / n_in**0.5, 0.5 * self.normal(n_out) if bias else None)

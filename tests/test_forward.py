@@ -240,6 +240,59 @@ def test_forward_keeps_the_order_in_bfloat16(path):
         assert spearman(ours, theirs) >= 0.99
 
 
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("variant", ["paper", "released"])
+def test_forward_through_kernels_matches_reference(variant, path):
+    """In Triton's interpreter where there is no GPU; float32, so 1e-5 of the largest score."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    single = synthetic.hugging_face(n=5, batch=2, layers=2, dtype=torch.float32, device=device)
+    exact = synthetic.hugging_face(n=5, batch=2, layers=2)
+    groups = torch.tensor([[0, 0, 1, 2, 2], [2, 1, 1, 0, 0]])
+    for rule, sources in [("absdot", None), ("absdot", groups), ("cls", None), ("equal", None), ("bias_token", None)]:
+        config = DecompXConfig(bias=rule, variant=variant, activation="linear" if rule == "cls" else "zero_origin")
+        on_device = None if sources is None else sources.to(device)
+        ours = forward.attribute(single, config, sources=on_device, path=path, backend="triton").scores
+        theirs = reference.attribute(exact, config, sources=sources).scores
+        assert relative(ours.cpu(), theirs) < 1e-5
+
+
+@pytest.mark.parametrize("shape", ["llama", "gemma", "parallel"])
+def test_forward_through_kernels_matches_reference_for_layer_shapes(shape):
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    single = synthetic.of_shape(shape, n=4, layers=2, batch=1, dtype=torch.float32, device=device)
+    ours = forward.attribute(single, DecompXConfig(), backend="triton").scores
+    exact = synthetic.of_shape(shape, n=4, layers=2, batch=1)
+    assert relative(ours.cpu(), reference.attribute(exact, DecompXConfig()).scores) < 1e-5
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("rule", FUNCTIONAL_RULES)
+def test_forward_on_a_gpu_matches_reference(rule, path):
+    sizes = dict(batch=2, n=40, d=96, f=384, heads=6)
+    config = DecompXConfig(bias=rule)
+    theirs = reference.attribute(synthetic.hugging_face(**sizes), config).scores
+    single = synthetic.hugging_face(**sizes, dtype=torch.float32, device="cuda")
+    ours = forward.attribute(single, config, path=path).scores.cpu()
+    assert relative(ours, theirs) < (1e-2 if rule == "dot" else 1e-5)
+    if rule != "dot":  # a signed sum that nearly cancels has no order to keep in half precision
+        half = forward.attribute(single, config, dtype=torch.bfloat16, path=path).scores.cpu()
+        assert spearman(half, theirs) >= 0.99
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("path", PATHS)
+def test_peak_on_a_gpu_is_as_planned(path):
+    single = synthetic.hugging_face(n=256, d=192, f=768, heads=6, dtype=torch.float32, device="cuda")
+    config, workspace_bytes = DecompXConfig(), 32 << 20
+    forward.attribute(single, config, path=path, workspace_bytes=workspace_bytes)  # compiles
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    forward.attribute(single, config, path=path, workspace_bytes=workspace_bytes)
+    peak = torch.cuda.max_memory_allocated() - before
+    assert peak <= 1.3 * 256 * 256 * 192 * 4 + workspace_bytes
+
+
 def test_forward_shares_equally_where_attention_gives_nothing():
     """Zero value weights: the bias of the attention is shared among all, and then what is zero stays told apart."""
     linearization = synthetic.hugging_face(batch=1, n=4)

@@ -112,7 +112,10 @@ def attend_(
         width = sources.stop - sources.start
         area = b * n * width
         left, right = options.workspace.take((area * max(d, n_hv),), (area * max(d, n_gv),))
-        u = carve(left, b, n, width, d).copy_(x[:, :, sources])
+        if pre_norm is None and width == k:
+            u = x
+        else:
+            u = carve(left, b, n, width, d).copy_(x[:, :, sources])
         if pre_norm is not None:
             _norm_(u, pre_norm, None if pre_shares is None else pre_shares[:, :, sources])
         values = carve(right, b, n, width, n_gv)
