@@ -63,13 +63,14 @@ def least_flops(shape: dict[str, int], n: int) -> float:
     """Operations of the decomposition with ``N`` sources, in whichever way takes fewer.
 
     Layers between the first and the last: values and output ``4 N^2 d^2``, mixing ``2 N^3 d``, and the feed-forward
-    network directly ``4 N^2 d f`` or by operators ``2 N d^2 f + 2 N^2 d^2``. The first layer has no mixing, one
-    projection of ``N`` vectors per head and position; the last one row.
+    network directly ``4 N^2 d f`` or by operators ``2 N d^2 f + 2 N^2 d^2``. In the first layer each token has one
+    vector per head, weighted for each position, ``2 N^2 H d``; the last layer is one row.
     """
     d, f, layers = shape["hidden_size"], shape["intermediate_size"], shape["num_hidden_layers"]
+    heads = shape["num_attention_heads"]
     network = min(4 * n**2 * d * f, 2 * n * d**2 * f + 2 * n**2 * d**2)
-    first = 4 * n**2 * d**2 / 2 + network
-    last = 2 * n**2 * d * shape["num_attention_heads"] + 4 * n * d * f + 4 * n * d**2
+    first = 2 * n**2 * heads * d + network
+    last = 2 * n**2 * d * heads + 4 * n * d * f + 4 * n * d**2
     return (layers - 2) * (4 * n**2 * d**2 + 2 * n**3 * d + network) + first + last
 
 

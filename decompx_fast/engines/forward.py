@@ -57,7 +57,7 @@ def attribute(
             operations.
         backend: of the ops: ``auto``, ``triton`` or ``torch``.
         workspace_bytes: how much memory all but the state may take, if one row and one source fit in it; ``None``:
-            :func:`decompx_fast.engines.plan.default_workspace`.
+            :func:`decompx_fast.engines.memory.default_workspace`.
 
     Returns:
         Scores of every class, and the stages that were asked for.
