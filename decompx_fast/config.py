@@ -113,9 +113,7 @@ class DecompXConfig:
         if self.row_normalize is not None and self.aggregation != "rollout":
             raise OptionError(f"row_normalize={self.row_normalize!r} needs aggregation='rollout'")
         if "aggregated" in self.stages and self.aggregation == "none":
-            raise OptionError(
-                "the stage 'aggregated' does not exist with aggregation='none': ask for 'encoder'"
-            )
+            raise OptionError("the stage 'aggregated' does not exist with aggregation='none': ask for 'encoder'")
         if "pooler" in self.stages and not self.head:
             raise OptionError("the stage 'pooler' does not exist with head=False")
         if "ffn" in self.stages and not self.ffn:

@@ -60,9 +60,7 @@ def resolve_sources(sources: Any, encoded: Encoded) -> Sources | None:
     """
     if isinstance(sources, str):
         if sources not in UNITS:
-            raise InputError(
-                f"sources={sources!r}: use one of {', '.join(map(repr, UNITS))}, or a group id per token"
-            )
+            raise InputError(f"sources={sources!r}: use one of {', '.join(map(repr, UNITS))}, or a group id per token")
         if sources == "token":
             return None
         if not encoded.texts:
@@ -79,14 +77,10 @@ def resolve_sources(sources: Any, encoded: Encoded) -> Sources | None:
 
 def _from_ids(ids: Any, encoded: Encoded) -> Sources:
     values = ids.tolist() if hasattr(ids, "tolist") else ids  # a tensor or an array
-    if not isinstance(values, Sequence) or not all(
-        hasattr(i, "__index__") and not isinstance(i, bool) for i in values
-    ):
+    if not isinstance(values, Sequence) or not all(hasattr(i, "__index__") and not isinstance(i, bool) for i in values):
         raise InputError(f"sources must be a unit or one whole number per token, got {shown(ids)}")
     if len(values) != len(encoded):
-        raise InputError(
-            f"sources holds {len(values)} group ids for {len(encoded)} tokens (special ones count)"
-        )
+        raise InputError(f"sources holds {len(values)} group ids for {len(encoded)} tokens (special ones count)")
     members: dict[int, list[int]] = {}
     for position, value in enumerate(map(int, values)):
         members.setdefault(value, []).append(position)

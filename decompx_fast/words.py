@@ -77,9 +77,7 @@ def segment_words(text: str) -> list[Segment]:
     flag_letters = 0  # regional indicators seen in a row; two make a flag
     kinds = [_kind(char) for char in text]
     for i, kind in enumerate(kinds):
-        flag_letters = (
-            flag_letters + 1 if _is_flag_letter(text[i]) else 0 if kind != "extend" else flag_letters
-        )
+        flag_letters = flag_letters + 1 if _is_flag_letter(text[i]) else 0 if kind != "extend" else flag_letters
         if i == 0:
             continue
         if _is_boundary(text, kinds, base, i, flag_letters):
@@ -92,9 +90,7 @@ def segment_words(text: str) -> list[Segment]:
     return segments
 
 
-def group_by_word(
-    spans: Sequence[Span | None], special: Sequence[bool], texts: Sequence[str]
-) -> list[TokenGroup]:
+def group_by_word(spans: Sequence[Span | None], special: Sequence[bool], texts: Sequence[str]) -> list[TokenGroup]:
     """Say which tokens make up each word.
 
     A token belongs to the word that it overlaps most (the first of equals), and to whitespace only if it
@@ -125,9 +121,7 @@ def group_by_word(
         covered[key] = range(min(before.start, touched.start), max(before.stop, touched.stop))
     taken = set(members)
     return [
-        TokenGroup(
-            tuple(positions), _word_span(key, covered[key], taken, segments) if key[0] >= 0 else spans[key[1]]
-        )
+        TokenGroup(tuple(positions), _word_span(key, covered[key], taken, segments) if key[0] >= 0 else spans[key[1]])
         for key, positions in members.items()
     ]
 
@@ -170,9 +164,7 @@ def _is_boundary(text: str, kinds: list[_Kind], base: int, i: int, flag_letters:
     before, kind = kinds[base], kinds[i]
     if before == "space" or kind == "space":
         return before != kind
-    if (
-        kind == "extend" or before == "extend"
-    ):  # marks join what stands before them, at the start what follows
+    if kind == "extend" or before == "extend":  # marks join what stands before them, at the start what follows
         return False
     if before == "letter" and kind == "letter":
         return False
@@ -195,9 +187,7 @@ def _is_inner(text: str, kinds: list[_Kind], i: int) -> bool:
         before -= 1
     if before < 0 or i + 1 >= len(text) or kinds[before] != "letter" or kinds[i + 1] != "letter":
         return False
-    return text[i] in _INNER or (
-        text[i] in _INNER_NUMBER and text[before].isdigit() and text[i + 1].isdigit()
-    )
+    return text[i] in _INNER or (text[i] in _INNER_NUMBER and text[before].isdigit() and text[i + 1].isdigit())
 
 
 def _is_flag_letter(char: str) -> bool:

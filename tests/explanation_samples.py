@@ -61,9 +61,7 @@ def unigram() -> Tokenizer:
         "e",
     ]
     tokenizer = Tokenizer(models.Unigram([(piece, -1.0) for piece in pieces], 0))
-    tokenizer.normalizer = normalizers.Sequence(
-        [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]
-    )
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
     return tokenizer
 
 
@@ -83,9 +81,7 @@ def sample(
     special = tuple(bool(flag) for flag in encoding.special_tokens_mask)
     spans = tuple(
         None if is_special else (sequence or 0, *offsets)
-        for is_special, sequence, offsets in zip(
-            special, encoding.sequence_ids, encoding.offsets, strict=True
-        )
+        for is_special, sequence, offsets in zip(special, encoding.sequence_ids, encoding.offsets, strict=True)
     )
     target_ids = tuple(range(len(labels))) if target_ids is None else tuple(target_ids)
     if scores is None:

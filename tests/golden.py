@@ -16,9 +16,7 @@ FAMILIES = ("bert-tiny", "roberta-tiny")
 _VALUES = {
     "bias_decomp_type": lambda v: {} if v is None else {"bias": v},
     "include_biases": lambda v: {} if v else {"bias": "none"},
-    "FFN_approx_type": lambda v: {
-        "activation": {"GeLU_ZO": "zero_origin", "GeLU_LA": "linear", "ReLU": "relu"}[v]
-    },
+    "FFN_approx_type": lambda v: {"activation": {"GeLU_ZO": "zero_origin", "GeLU_LA": "linear", "ReLU": "relu"}[v]},
     "tanh_approx_type": lambda v: {"tanh": {"ZO": "zero_origin", "LA": "linear"}[v]},
     "include_FFN": lambda v: {"ffn": v},
     "include_LN1": lambda v: {"ln1": v},

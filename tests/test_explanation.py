@@ -74,9 +74,7 @@ def test_predicted_single_label() -> None:
 
 def test_predicted_multi_label() -> None:
     explanation = simple([[1.0, -2.0, 0.5, 0.0]], problem_type="multi_label")
-    assert explanation.probabilities.tolist() == pytest.approx(
-        [1 / (1 + math.exp(-x)) for x in (1, -2, 0.5, 0)]
-    )
+    assert explanation.probabilities.tolist() == pytest.approx([1 / (1 + math.exp(-x)) for x in (1, -2, 0.5, 0)])
     assert (explanation.predicted, explanation.predicted_label) == ((0, 2), ("class 0", "class 2"))
     assert simple([[-1.0]], problem_type="multi_label").predicted == ()
 
@@ -140,9 +138,7 @@ def test_top_orders() -> None:
 
 
 def test_top_rejects_unknown_orders() -> None:
-    with pytest.raises(
-        InputError, match="by must be one of 'magnitude', 'positive', 'negative', got 'absolute'"
-    ):
+    with pytest.raises(InputError, match="by must be one of 'magnitude', 'positive', 'negative', got 'absolute'"):
         simple([1]).top(by="absolute")
     with pytest.raises(InputError, match="n must be 0 or more, got -1"):
         simple([1]).top(-1)

@@ -67,9 +67,7 @@ def compare_stages(stages: dict, expected: dict, case: str, row: int, layers: in
 def test_reference_matches_released_code(family, case):
     name, linearizations, expected = family
     options = golden.options(golden.cases(name)[case])
-    wanted = {
-        key.split("/")[1].removeprefix("all.").split(".")[0] for key in expected if key.startswith(f"{case}/")
-    }
+    wanted = {key.split("/")[1].removeprefix("all.").split(".")[0] for key in expected if key.startswith(f"{case}/")}
     stages = tuple(STAGES.get(stage, stage) for stage in sorted(wanted - {"logits", "classifier"}))
     both = any(key.startswith(f"{case}/aggregated.0.") for key in expected)
     config = DecompXConfig(**options, stages=stages, stage_output="vector" if both else "norm")

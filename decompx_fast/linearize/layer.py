@@ -181,11 +181,7 @@ class Attention:
 
     def expand_heads(self, values: Tensor) -> Tensor:
         """Repeat ``[..., g, v]`` to ``[..., h, v]``."""
-        return (
-            values
-            if self.heads == self.kv_heads
-            else values.repeat_interleave(self.heads // self.kv_heads, dim=-2)
-        )
+        return values if self.heads == self.kv_heads else values.repeat_interleave(self.heads // self.kv_heads, dim=-2)
 
     def bias(self) -> Tensor | None:
         """``b_att = b_V W_O + b_O``, ``[d]``: attention weights sum to 1, so the value bias passes unchanged."""
@@ -293,11 +289,7 @@ class HeadStep:
     @property
     def output(self) -> Tensor:
         """The true output, ``[b, c]``."""
-        return (
-            self.preactivation
-            if self.activation is None
-            else get_activation(self.activation)(self.preactivation)
-        )
+        return self.preactivation if self.activation is None else get_activation(self.activation)(self.preactivation)
 
 
 @dataclass(frozen=True)
