@@ -159,8 +159,8 @@ def test_triton_is_usable_on_the_cpu_only_in_the_interpreter(interpreted):
         assert run.stdout == "(True, 'TRITON_INTERPRET=1: kernels are interpreted')\n"
     else:
         reason = "its kernels need a CUDA or ROCm device (or TRITON_INTERPRET=1), and this is cpu"
-        said = f"bias_split_: backend='triton' cannot be used on cpu: {reason}. Use backend='auto', or one that can be used"
-        assert run.stdout == f"(False, '{reason}')\n{said}\n"
+        said = f"bias_split_: backend='triton' cannot be used on cpu: {reason}."
+        assert run.stdout == f"(False, '{reason}')\n{said} Use backend='auto', or one that can be used\n"
 
 
 @pytest.mark.parametrize(("version", "can"), [("3.5.1", False), ("3.6.0", True), ("3.10.0+git1", True)])
