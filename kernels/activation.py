@@ -31,11 +31,9 @@ PHASES = ("DOTS", "FLAGS", "DOTS_LAST", "FLAGS_LAST", "APPLY")
 def load_hidden(
     rows,
     shares,
+    sizes,
     offs_k,
     offs_f,
-    stride_ak,
-    n_k,
-    n_f,
     BIAS: tl.constexpr,
     ACTIVATED: tl.constexpr,
     RULE: tl.constexpr,
@@ -43,6 +41,7 @@ def load_hidden(
 ):
     """A block of ``a``, or of ``slope * (a + omega bias)`` if ``ACTIVATED``."""
     a_row, bias_row, slope_row = rows
+    stride_ak, n_k, n_f = sizes
     a = load_block(a_row, offs_k, offs_f, stride_ak, n_k, n_f, EVICT)
     if ACTIVATED:
         if BIAS:
@@ -58,11 +57,8 @@ def write_dots(
     vector_row,
     rows,
     shares,
-    k_first,
-    n_blocks,
-    stride_ak,
-    n_k,
-    n_f,
+    sizes,
+    part,
     BIAS: tl.constexpr,
     ACTIVATED: tl.constexpr,
     RULE: tl.constexpr,
@@ -71,6 +67,8 @@ def write_dots(
     STAGES: tl.constexpr,
 ):
     """The dots of this program's vectors with the bias or the intercept."""
+    k_first, n_blocks = part
+    _, n_k, n_f = sizes
     n_chunks = tl.cdiv(n_f, BLOCK_F)
     dots = tl.zeros([BLOCK_K], tl.float32)
     # One flat loop over blocks of sources and chunks of their vectors: loads are pipelined across both.
@@ -78,9 +76,9 @@ def write_dots(
         chunk = step % n_chunks
         offs_k = k_first + step // n_chunks * BLOCK_K + tl.arange(0, BLOCK_K)
         offs_f = chunk * BLOCK_F + tl.arange(0, BLOCK_F)
-        u = load_hidden(rows, shares, offs_k, offs_f, stride_ak, n_k, n_f, BIAS, ACTIVATED, RULE, "evict_last")
-        part = tl.sum(u * load_vector(vector_row, offs_f, n_f)[None, :], axis=1)
-        dots = tl.where(chunk == 0, part, dots + part)
+        u = load_hidden(rows, shares, sizes, offs_k, offs_f, BIAS, ACTIVATED, RULE, "evict_last")
+        more = tl.sum(u * load_vector(vector_row, offs_f, n_f)[None, :], axis=1)
+        dots = tl.where(chunk == 0, more, dots + more)
         if chunk == n_chunks - 1:
             tl.store(dots_row + offs_k, dots, mask=offs_k < n_k)
 
@@ -90,11 +88,8 @@ def write_flags(
     flags_row,
     rows,
     shares,
-    k_first,
-    n_blocks,
-    stride_ak,
-    n_k,
-    n_f,
+    sizes,
+    part,
     BIAS: tl.constexpr,
     ACTIVATED: tl.constexpr,
     RULE: tl.constexpr,
@@ -102,12 +97,14 @@ def write_flags(
     BLOCK_F: tl.constexpr,
 ):
     """Which of this program's vectors are not zero."""
+    k_first, n_blocks = part
+    _, n_k, n_f = sizes
     for block in range(n_blocks):
         offs_k = k_first + block * BLOCK_K + tl.arange(0, BLOCK_K)
         flags = tl.zeros([BLOCK_K], tl.float32)
         for start in range(0, n_f, BLOCK_F):
             offs_f = start + tl.arange(0, BLOCK_F)
-            u = load_hidden(rows, shares, offs_k, offs_f, stride_ak, n_k, n_f, BIAS, ACTIVATED, RULE, "evict_last")
+            u = load_hidden(rows, shares, sizes, offs_k, offs_f, BIAS, ACTIVATED, RULE, "evict_last")
             flags = tl.maximum(flags, nonzero_of(u))
         tl.store(flags_row + offs_k, flags, mask=offs_k < n_k)
 
@@ -141,62 +138,45 @@ def activation_kernel(
     INTERCEPT: tl.constexpr = intercept_ptr is not None
     row, i_b, i_i = row_of(n_i)
     k_first, n_blocks = row_part(n_k, k_per_program, BLOCK_K)
+    part = k_first, n_blocks
+    sizes = a_strides[2], n_k, n_f
     a_row = at_row(a_ptr, a_strides, i_b, i_i, a_ptr)
     bias_row = at_row(bias_ptr, bias_strides, i_b, i_i, a_ptr)
     last_row = at_row(intercept_ptr, intercept_strides, i_b, i_i, a_ptr)
     rows = a_row, bias_row, at_row(slope_ptr, slope_strides, i_b, i_i, a_ptr)
     dots, flags = work_rows(work_ptr, 0, row, n_k)
     last_dots, last_flags = work_rows(work_ptr, 1, row, n_k)
-    sk = a_strides[2]
 
     shares = no_shares(dots)
     if DOTS:
-        write_dots(
-            dots, bias_row, rows, shares, k_first, n_blocks, sk, n_k, n_f, BIAS, False, RULE, BLOCK_K, BLOCK_D, STAGES
-        )
+        write_dots(dots, bias_row, rows, shares, sizes, part, BIAS, False, RULE, BLOCK_K, BLOCK_D, STAGES)
         tl.debug_barrier()
     if FLAGS:
         if dots_total(dots, n_k, RULE) == 0:
-            write_flags(flags, rows, shares, k_first, n_blocks, sk, n_k, n_f, BIAS, False, RULE, BLOCK_K, BLOCK_D)
+            write_flags(flags, rows, shares, sizes, part, BIAS, False, RULE, BLOCK_K, BLOCK_D)
             tl.debug_barrier()
     if BIAS and (DOTS_LAST or FLAGS_LAST or APPLY):
         shares = row_shares(dots, flags, n_k, RULE)
     if DOTS_LAST:
-        write_dots(
-            last_dots,
-            last_row,
-            rows,
-            shares,
-            k_first,
-            n_blocks,
-            sk,
-            n_k,
-            n_f,
-            BIAS,
-            True,
-            RULE,
-            BLOCK_K,
-            BLOCK_D,
-            STAGES,
-        )
+        write_dots(last_dots, last_row, rows, shares, sizes, part, BIAS, True, RULE, BLOCK_K, BLOCK_D, STAGES)
         tl.debug_barrier()
     if FLAGS_LAST:
         if dots_total(last_dots, n_k, RULE) == 0:
-            write_flags(last_flags, rows, shares, k_first, n_blocks, sk, n_k, n_f, BIAS, True, RULE, BLOCK_K, BLOCK_D)
+            write_flags(last_flags, rows, shares, sizes, part, BIAS, True, RULE, BLOCK_K, BLOCK_D)
             tl.debug_barrier()
     if APPLY:
         if INTERCEPT:
             last_shares = row_shares(last_dots, last_flags, n_k, RULE)
         n_chunks = tl.cdiv(n_f, BLOCK_D)
         for step in tl.range(0, n_blocks * n_chunks, num_stages=STAGES):
-            back = n_blocks * n_chunks - 1 - step  # backwards: what was read last is still in the cache
-            offs_k = k_first + back // n_chunks * BLOCK_K + tl.arange(0, BLOCK_K)
-            offs_f = back % n_chunks * BLOCK_D + tl.arange(0, BLOCK_D)
-            v = load_hidden(rows, shares, offs_k, offs_f, sk, n_k, n_f, BIAS, True, RULE, "evict_first")
+            # Backwards: what was read last is still in the cache.
+            offs_k = k_first + (n_blocks - 1 - step // n_chunks) * BLOCK_K + tl.arange(0, BLOCK_K)
+            offs_f = (n_chunks - 1 - step % n_chunks) * BLOCK_D + tl.arange(0, BLOCK_D)
+            v = load_hidden(rows, shares, sizes, offs_k, offs_f, BIAS, True, RULE, "evict_first")
             if INTERCEPT:
                 share = share_of(last_shares, offs_k, n_k, RULE)
                 v += share[:, None] * load_vector(last_row, offs_f, n_f)[None, :]
-            store_block(a_row, offs_k, offs_f, sk, n_k, n_f, v)
+            store_block(a_row, offs_k, offs_f, a_strides[2], n_k, n_f, v)
 
 
 def activation(
@@ -212,7 +192,7 @@ def activation(
     if rule == "none":
         bias = intercept = None
     bias = None if bias is None else bias.expand(b, i, f)
-    choice = row_launch(a)
+    choice = row_launch(a, streams=2)  # the vectors of a chunk take as much room as a second tensor
     absent = (() if bias is not None else PHASES[0:2]) + (() if intercept is not None else PHASES[2:4])
     run_phases(
         activation_kernel,

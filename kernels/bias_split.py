@@ -104,9 +104,9 @@ def bias_split_kernel(
     if APPLY:
         shares = row_shares(dots_row, flags_row, n_k, RULE)
         for step in tl.range(0, n_blocks * n_chunks, num_stages=STAGES):
-            back = n_blocks * n_chunks - 1 - step  # backwards: what was read last is still in the cache
-            offs_k = k_first + back // n_chunks * BLOCK_K + tl.arange(0, BLOCK_K)
-            offs_d = back % n_chunks * BLOCK_D + tl.arange(0, BLOCK_D)
+            # Backwards: what was read last is still in the cache.
+            offs_k = k_first + (n_blocks - 1 - step // n_chunks) * BLOCK_K + tl.arange(0, BLOCK_K)
+            offs_d = (n_chunks - 1 - step % n_chunks) * BLOCK_D + tl.arange(0, BLOCK_D)
             x = load_sum(x_row, residual_row, offs_k, offs_d, xk, rk, n_k, n_d, residual_ptr is not None, "evict_first")
             if RULE != "none":
                 share = share_of(shares, offs_k, n_k, RULE)

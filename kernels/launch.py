@@ -77,6 +77,9 @@ class RowLaunch:
 # Bytes of state in one tile, over all tensors that are streamed. 32 KB at 16 warps is 16 half-precision numbers
 # (32 registers once they are float32) per thread, in wide loads.
 TILE_BYTES = 32 << 10
+# Where Triton cannot know that rows begin at multiples of 16, every number is loaded alone and has an address of its
+# own in registers: a quarter of the numbers.
+UNALIGNED_TILE_BYTES = 8 << 10
 # Tiles in flight, and the one in use. Three of 32 KB ahead keep more than the 25 KB in flight that a multiprocessor
 # of an H100 needs to draw its part of the bandwidth at 1 us latency, and take so much shared memory that one program
 # is resident on it: few rows are then in flight, and their second read finds them in the L2 cache. gfx942 prefetches
@@ -91,29 +94,40 @@ REGISTERS = 64 << 10
 CHUNKS_D = (256, 128, 64)
 
 
-def row_tile(n_k: int, n_d: int, item_bytes: int, arch: str, *, streams: int, whole: bool) -> tuple[int, int, int, int]:
+def row_tile(
+    n_k: int, n_d: int, item_bytes: int, arch: str, *, streams: int = 1, whole: bool = False, aligned: bool = True
+) -> tuple[int, int, int, int]:
     """``block_k, block_d, num_warps, stages`` for vectors of ``n_d`` numbers.
 
     Args:
         streams: how many tensors of the state's size are read at once.
         whole: whether the tile must hold whole vectors, for a mean over them.
+        aligned: whether all rows are known to begin at multiples of 16 numbers.
     """
     block_d = triton.next_power_of_2(n_d)
     if not whole:
         block_d = min(block_d, min(CHUNKS_D, key=lambda c: (triton.cdiv(n_d, c) * c, -c)))
-    tile = TILE_BYTES // (item_bytes * streams)
+    tile = (TILE_BYTES if aligned else UNALIGNED_TILE_BYTES) // (item_bytes * streams)
     block_k = max(1, min(tile // block_d, triton.next_power_of_2(n_k)))
-    stages = max(1, min(ROW_STAGES[arch], ROW_STAGES[arch] * tile // (block_k * block_d)))
+    # Numbers that are loaded one by one go through registers, where nothing waits its turn.
+    stages = max(1, min(ROW_STAGES[arch], ROW_STAGES[arch] * tile // (block_k * block_d))) if aligned else 1
     # Small tiles want fewer warps: at least 8 numbers per thread, or most of a reduction is between threads.
     warps = max(1, min(ROW_WARPS[arch], block_k * block_d // 256))
     return block_k, block_d, warps, stages
+
+
+def is_aligned(*tensors: torch.Tensor) -> bool:
+    """Whether Triton will know that rows begin at multiples of 16: all strides are, or are 1, and so are addresses."""
+    return all(n % 16 == 0 or n == 1 for t in tensors for n in t.stride()) and all(
+        t.data_ptr() % 16 == 0 and t.shape[-1] % 16 == 0 for t in tensors
+    )
 
 
 def row_launch(x: torch.Tensor, *, streams: int = 1, whole: bool = False) -> RowLaunch:
     """The launch of a kernel over rows of ``x`` ``[b, i, k, d]``; ``splits == 1`` is the fused way."""
     b, i, k, d = x.shape
     rows, wanted = b * i, multiprocessors(x.device)
-    tile = row_tile(k, d, x.element_size(), arch_of(x.device), streams=streams, whole=whole)
+    tile = row_tile(k, d, x.element_size(), arch_of(x.device), streams=streams, whole=whole, aligned=is_aligned(x))
     block_k = tile[0]
     # Rows enough for all multiprocessors: fused. Else two programs for each, so that the last ones do not run alone.
     splits = 1 if rows >= wanted else min(triton.cdiv(k, block_k), triton.cdiv(2 * wanted, rows))
@@ -201,27 +215,34 @@ class MatrixLaunch:
 #: Up to how many rows the tiles for few rows are taken. They read as much and idle less; at 64 rows each number that
 #: is read meets 64 multiplications, too few to keep the matrix units of any of these devices busy.
 FEW_ROWS = 64
-# Tiles by how numbers are multiplied and whether there are many rows: block_m, block_n, block_l, warps.
+# Tiles by how numbers are multiplied and what the operands are: block_m, block_n, block_l, warps.
 MATRIX_TILES = {
     # 64 numbers of 2 bytes are the 128 bytes of a line. Two warp groups of 64 rows each, the smallest that the matrix
     # instructions of 9.0 and 10.0 take, and 64 accumulators per thread.
     ("half", "many"): (128, 128, 64, 8),
     ("half", "few"): (64, 128, 64, 4),
+    # Where every number has an address of its own in registers, fewer of them.
+    ("half", "unaligned"): (64, 64, 32, 4),
     # The same bytes in 4-byte numbers.
     ("tf32", "many"): (128, 128, 32, 8),
     ("tf32", "few"): (64, 128, 32, 4),
+    ("tf32", "unaligned"): (64, 64, 32, 4),
     # Both parts of both operands are held in registers: half the columns, or they spill on 9.0.
     ("tf32x3", "many"): (128, 64, 32, 8),
     ("tf32x3", "few"): (64, 64, 32, 4),
+    ("tf32x3", "unaligned"): (64, 64, 16, 4),
     # No matrix units: every multiplication is an instruction, and the loop over 16 is unrolled in full.
     ("ieee", "many"): (128, 64, 16, 8),
     ("ieee", "few"): (64, 64, 16, 4),
+    ("ieee", "unaligned"): (64, 64, 16, 8),
 }
 # gfx942 multiplies float32 exactly on its matrix units.
 MATRIX_TILES_GFX942 = MATRIX_TILES | {("ieee", "many"): (128, 128, 32, 8), ("ieee", "few"): (64, 128, 32, 4)}
 # Steps whose operands are in flight. A step of the largest tile holds 32 KB, of which one less than the stages are in
 # shared memory at once: 96 KB where it has 163 or more, 64 KB of 99, 32 KB of 64.
 MATRIX_STAGES = {"sm_80": 4, "sm_90": 4, "sm_100": 4, "sm_120": 3, "gfx942": 2}
+# Numbers that are loaded one by one go through registers, where there is room for one step ahead.
+UNALIGNED_STAGES = 2
 
 
 def matrix_mode(dtype: torch.dtype, precision: str) -> str:
@@ -229,15 +250,17 @@ def matrix_mode(dtype: torch.dtype, precision: str) -> str:
     return precision if dtype is torch.float32 else "half"
 
 
-def matrix_tile(mode: str, count: str, arch: str) -> MatrixLaunch:
-    """The launch for ``count`` (``many`` or ``few``) rows."""
+def matrix_tile(mode: str, operands: str, arch: str) -> MatrixLaunch:
+    """The launch for ``operands`` with ``many`` or ``few`` rows, or ``unaligned`` ones."""
     tiles = MATRIX_TILES_GFX942 if arch.startswith("gfx") else MATRIX_TILES
-    return MatrixLaunch(*tiles[mode, count], stages=MATRIX_STAGES[arch])
+    stages = UNALIGNED_STAGES if operands == "unaligned" else MATRIX_STAGES[arch]
+    return MatrixLaunch(*tiles[mode, operands], stages=stages)
 
 
-def matrix_launch(dtype: torch.dtype, precision: str, device: torch.device, *, rows: int) -> MatrixLaunch:
-    """The launch of a matrix kernel whose result has ``rows`` rows."""
-    return matrix_tile(matrix_mode(dtype, precision), "few" if rows <= FEW_ROWS else "many", arch_of(device))
+def matrix_launch(precision: str, rows: int, *operands: torch.Tensor) -> MatrixLaunch:
+    """The launch of a kernel that multiplies ``operands`` to a result with ``rows`` rows."""
+    kind = ("few" if rows <= FEW_ROWS else "many") if is_aligned(*operands) else "unaligned"
+    return matrix_tile(matrix_mode(operands[0].dtype, precision), kind, arch_of(operands[0].device))
 
 
 def run_matrix(

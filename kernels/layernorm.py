@@ -27,8 +27,17 @@ PHASES = ("DOTS", "FLAGS", "APPLY")
 
 
 @triton.jit
+def load_gain(weight_ptr, scale, offs_d, n_d):
+    """``weight / scale``, zero outside."""
+    if weight_ptr is not None:
+        return load_vector(weight_ptr, offs_d, n_d) / scale
+    else:
+        return tl.where(offs_d < n_d, 1.0, 0.0) / scale
+
+
+@triton.jit
 def load_normed(x_row, gain, offs_k, offs_d, stride_xk, n_k, n_d, CENTRE: tl.constexpr, EVICT: tl.constexpr):
-    """A block of ``(x - mean) * gain``, zero outside; ``gain`` is zero outside."""
+    """A block of ``(x - mean) * gain``, zero outside."""
     x = load_block(x_row, offs_k, offs_d, stride_xk, n_k, n_d, EVICT)
     if CENTRE:
         x -= (tl.sum(x, axis=1) / n_d)[:, None]
@@ -65,14 +74,12 @@ def layernorm_kernel(
     if dots_ptr is not None:
         dots_row = dots_ptr + row * n_k
     offs_d = tl.arange(0, BLOCK_D)
-    gain = tl.where(offs_d < n_d, 1.0, 0.0)
-    if weight_ptr is not None:
-        gain = load_vector(weight_ptr, offs_d, n_d)
-    gain /= tl.load(at_row(scale_ptr, scale_strides, i_b, i_i, x_ptr)).to(tl.float32)
-    if bias_ptr is not None:
-        bias = load_vector(bias_ptr, offs_d, n_d)
+    scale = tl.load(at_row(scale_ptr, scale_strides, i_b, i_i, x_ptr)).to(tl.float32)
 
+    # Each phase loads the vectors anew: Triton 3.6 fails to compile what stays in registers over several loops.
     if DOTS:
+        gain = load_gain(weight_ptr, scale, offs_d, n_d)
+        bias = load_vector(bias_ptr, offs_d, n_d)
         for block in tl.range(0, n_blocks, num_stages=STAGES):
             offs_k = k_first + block * BLOCK_K + tl.arange(0, BLOCK_K)
             y = load_normed(x_row, gain, offs_k, offs_d, x_strides[2], n_k, n_d, CENTRE, "evict_last")
@@ -80,6 +87,7 @@ def layernorm_kernel(
         tl.debug_barrier()
     if FLAGS:
         if dots_total(dots_row, n_k, RULE) == 0:
+            gain = load_gain(weight_ptr, scale, offs_d, n_d)
             for block in range(n_blocks):
                 offs_k = k_first + block * BLOCK_K + tl.arange(0, BLOCK_K)
                 y = load_normed(x_row, gain, offs_k, offs_d, x_strides[2], n_k, n_d, CENTRE, "evict_last")
@@ -87,6 +95,9 @@ def layernorm_kernel(
             tl.debug_barrier()
     if APPLY:
         shares = row_shares(dots_row, flags_row, n_k, RULE)
+        gain = load_gain(weight_ptr, scale, offs_d, n_d)
+        if bias_ptr is not None:
+            bias = load_vector(bias_ptr, offs_d, n_d)
         for step in tl.range(0, n_blocks, num_stages=STAGES):
             # Backwards: what was read last is still in the cache.
             offs_k = k_first + (n_blocks - 1 - step) * BLOCK_K + tl.arange(0, BLOCK_K)

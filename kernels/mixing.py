@@ -37,12 +37,16 @@ def mixing_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_L: tl.constexpr,
 ):
-    i_b = (tl.program_id(1) // n_h).to(tl.int64)
-    i_h = (tl.program_id(1) % n_h).to(tl.int64)
+    # The tiles of one head follow each other, those of the same columns first.
     n_tiles_i = tl.cdiv(n_i, BLOCK_M)
-    i_first = tl.program_id(0) % n_tiles_i * BLOCK_M
+    n_tiles = n_tiles_i * tl.cdiv(n_k * N_V, BLOCK_N)
+    head = tl.program_id(0) // n_tiles
+    tile = tl.program_id(0) % n_tiles
+    i_b = (head // n_h).to(tl.int64)
+    i_h = (head % n_h).to(tl.int64)
+    i_first = tile % n_tiles_i * BLOCK_M
     offs_i = i_first + tl.arange(0, BLOCK_M)
-    offs_c = tl.program_id(0) // n_tiles_i * BLOCK_N + tl.arange(0, BLOCK_N)
+    offs_c = tile // n_tiles_i * BLOCK_N + tl.arange(0, BLOCK_N)
     offs_k = (offs_c // N_V).to(tl.int64)
     offs_v = offs_c % N_V
     mask_i = offs_i < n_i
@@ -95,12 +99,12 @@ def mixing(
     """Launch :func:`mixing_kernel`; arguments as checked by the op."""
     b, h, i, j = alpha.shape
     k, g, v = p.shape[2:]
-    choice = matrix_launch(p.dtype, precision, p.device, rows=i)
+    choice = matrix_launch(precision, i, alpha, p)
     tiles = triton.cdiv(i, choice.block_m) * triton.cdiv(k * v, choice.block_n)
     run_matrix(
         mixing_kernel,
         choice,
-        (tiles, b * h),
+        (b * h * tiles,),
         (out, alpha, p),
         (h, i, j, k, offset, window or 0),
         (out.stride()[:4], alpha.stride(), p.stride()[:4]),

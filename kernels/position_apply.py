@@ -58,12 +58,15 @@ def position_apply_kernel(
         )
         acc = multiply_add(r, t, acc, PRECISION)
 
-    for m in range(N_M):  # not unrolled: the accumulators leave few registers for more updates at once
-        shares_at = shares_ptr + i_b * shares_strides[0] + i_i * shares_strides[1] + m * shares_strides[3]
-        share = tl.load(shares_at + sources * shares_strides[2], mask=mask_k, other=0.0).to(tl.float32)
-        u_at = u_ptr + i_b * u_strides[0] + i_i * u_strides[1] + m * u_strides[2]
-        u = tl.load(u_at + offs_e, mask=mask_e, other=0.0).to(tl.float32)
+    if N_M > 0:
+        shares_at = shares_ptr + i_b * shares_strides[0] + i_i * shares_strides[1] + sources * shares_strides[2]
+        u_at = u_ptr + i_b * u_strides[0] + i_i * u_strides[1] + offs_e
+    for _ in range(N_M):  # not unrolled: the accumulators leave few registers for more updates at once
+        share = tl.load(shares_at, mask=mask_k, other=0.0).to(tl.float32)
+        u = tl.load(u_at, mask=mask_e, other=0.0).to(tl.float32)
         acc += share[:, None] * u[None, :]
+        shares_at += shares_strides[3]
+        u_at += u_strides[2]
     out_tile = out_ptr + i_b * out_strides[0] + i_i * out_strides[1] + sources[:, None] * out_strides[2]
     tl.store(out_tile + offs_e[None, :], acc.to(out_ptr.dtype.element_ty), mask=mask_k[:, None] & mask_e[None, :])
 
@@ -80,7 +83,7 @@ def position_apply(
     """Launch :func:`position_apply_kernel`; arguments as checked by the op."""
     b, i, k, d = r.shape
     e = t.shape[3]
-    choice = matrix_launch(r.dtype, precision, r.device, rows=k)
+    choice = matrix_launch(precision, k, r, t)
     tiles = triton.cdiv(k, choice.block_m) * triton.cdiv(e, choice.block_n)
     run_matrix(
         position_apply_kernel,

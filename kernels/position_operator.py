@@ -66,9 +66,12 @@ def position_operator_kernel(
         acc = multiply_add(scaled, w_out, acc, PRECISION)
 
     diagonal = tl.load(skip_ptr + offs_c, mask=mask_c, other=0.0)
-    column = tl.load(skip_ptr + n_d + offs_c, mask=mask_c, other=0.0)
-    left = tl.load(skip_ptr + 2 * n_d + offs_r, mask=mask_r, other=0.0)
-    right = tl.load(skip_ptr + 3 * n_d + offs_c, mask=mask_c, other=0.0)
+    skip_ptr += n_d
+    column = tl.load(skip_ptr + offs_c, mask=mask_c, other=0.0)
+    skip_ptr += n_d
+    left = tl.load(skip_ptr + offs_r, mask=mask_r, other=0.0)
+    skip_ptr += n_d
+    right = tl.load(skip_ptr + offs_c, mask=mask_c, other=0.0)
     acc += tl.where(rows == columns, diagonal[None, :], 0.0) + column[None, :] + left[:, None] * right[None, :]
     acc *= tl.load(factor_ptr + row)
     out_tile = out_ptr + row // n_i * out_strides[0] + row % n_i * out_strides[1] + rows * out_strides[2] + columns
@@ -88,7 +91,7 @@ def position_operator(
     """Launch :func:`position_operator_kernel`; arguments as the twin takes them."""
     b, i, f = theta.shape
     d = w_in.shape[0]
-    choice = matrix_launch(w_in.dtype, precision, w_in.device, rows=d)
+    choice = matrix_launch(precision, d, w_in, w_out)
     tiles = triton.cdiv(d, choice.block_m) * triton.cdiv(d, choice.block_n)
     run_matrix(
         position_operator_kernel,

@@ -12,7 +12,7 @@ the state only what its own program writes: so split programs need not wait for 
 
 Bytes, for a state of ``S`` bytes: both ways read it twice and write it once. Split, the second read comes from
 memory: 3 S. Fused, it comes from the L2 cache as far as the rows in flight fit. One program is resident on a
-multiprocessor (the pipeline's buffers in shared memory see to that), so an H100 has 132 rows in flight; a row of
+multiprocessor (its registers and the pipeline's buffers see to that), so an H100 has 132 rows in flight; a row of
 512 sources of 768 bfloat16 numbers is 0.79 MB, and since the second read goes backwards, on average half of a
 row is still to be read again: 52 MB beside 50 MB of L2. So, by this count, about 2.2 S there, the floor of 2 S
 for rows up to 380 KB, and towards 3 S for much longer ones. Fused never moves more than split, so it is taken

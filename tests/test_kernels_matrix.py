@@ -158,11 +158,11 @@ def test_offsets_beyond_32_bits():
     assert torch.equal(out, exact.half().to(DEVICE))
 
 
-def test_every_device_mode_and_count_has_a_tile():
+def test_every_tile_fits_in_shared_memory():
     for arch, limit in launch.SHARED_BYTES.items():
         for mode in ("half", "tf32", "tf32x3", "ieee"):
-            for count in ("many", "few"):
-                tile = launch.matrix_tile(mode, count, arch)
+            for kind in ("many", "few", "unaligned"):
+                tile = launch.matrix_tile(mode, kind, arch)
                 operands = (tile.block_m + tile.block_n) * tile.block_l * (2 if mode == "half" else 4)
                 assert operands * (tile.stages - 1) <= limit
     assert launch.matrix_mode(BF16, "tf32") == "half" and launch.matrix_mode(F32, "tf32") == "tf32"

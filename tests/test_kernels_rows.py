@@ -222,7 +222,7 @@ def test_offsets_beyond_32_bits():
 def test_rows_are_split_only_where_there_are_few():
     few = launch.row_launch(torch.empty(1, 1, 65, 100, device=DEVICE))
     many = launch.row_launch(torch.empty(1, 1, 65, 100, device=DEVICE).expand(1, 1000, 65, 100))
-    assert few.splits == 2 and many.splits == 1
+    assert few.splits > 1 and many.splits == 1
     assert few.k_per_program % few.block_k == 0 and few.k_per_program * few.splits >= 65
 
 

@@ -1,0 +1,61 @@
+"""Renders what ``compile_gate.py`` measured as Markdown."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+ARCHS = ("sm_80", "sm_90", "sm_100", "sm_120", "gfx942")
+
+
+def summary(rows: list[dict[str, Any]]) -> str:
+    """One line on all rows."""
+    if not rows:
+        return "nothing compiled"
+    return (
+        f"{len(rows)} compiled, at most {max(row['registers'] for row in rows)} registers and "
+        f"{max(row['shared_bytes'] for row in rows) / 1024:.0f} KB of shared memory, "
+        f"{sum(bool(row['spill_bytes'] or row['spill_instructions']) for row in rows)} with spills"
+    )
+
+
+def to_json(sections: dict[str, dict[str, Any]]) -> str:
+    """The results as JSON with a line per row, so that differences can be read."""
+    texts = []
+    for version in in_order(sections):
+        rows = ",\n".join(json.dumps(row, sort_keys=True) for row in sections[version]["rows"])
+        torch_version = json.dumps(sections[version]["torch"])
+        texts.append(f'{json.dumps(version)}: {{"torch": {torch_version}, "rows": [\n{rows}\n]}}')
+    return "{" + ",\n".join(texts) + "}\n"
+
+
+def in_order(versions: Iterable[str]) -> list[str]:
+    """The newest first."""
+    return sorted(versions, key=lambda version: [int(n) for n in version.split(".")[:2]], reverse=True)
+
+
+def render(sections: dict[str, dict[str, Any]]) -> str:
+    """A table per Triton version: a row per case and dtype, a column per architecture."""
+    lines = ["# What the Triton kernels compile to", ""]
+    lines += [
+        "Made by `python bench/compile_gate.py` from `compile.json`. Each cell: registers per thread, KB of shared",
+        "memory, matrix instructions in the code.",
+        "",
+    ]
+    for version in in_order(sections):
+        section = sections[version]
+        lines += [f"## Triton {version}, PyTorch {section['torch']}", "", f"{summary(section['rows'])}.", ""]
+        lines += ["| kernel | dtype | " + " | ".join(ARCHS) + " |", "| --- | --- |" + " --- |" * len(ARCHS)]
+        cells = {(row["case"], row["dtype"], row["arch"]): _cell(row) for row in section["rows"]}
+        for case, dtype in dict.fromkeys((row["case"], row["dtype"]) for row in section["rows"]):
+            found = " | ".join(cells.get((case, dtype, arch), "") for arch in ARCHS)
+            lines.append(f"| {case} | {dtype} | {found} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _cell(row: dict[str, Any]) -> str:
+    matrix = " ".join(f"{count} {name}" for name, count in row["matrix"].items()) or "-"
+    spills = f", spills {row['spill_bytes']} B" if row["spill_bytes"] or row["spill_instructions"] else ""
+    return f"{row['registers']}, {row['shared_bytes'] / 1024:.0f}, {matrix}{spills}"
