@@ -96,14 +96,16 @@ def row_cases(arch: str) -> Iterable[Case]:
     split = {"SHARE_AFTER": False, "residual_ptr": None}
     after = {"SHARE_AFTER": True, "streams": 2}
     norm = {"CENTRE": True, "dots_ptr": None}
+    active = {"streams": activation.STREAMS}
+    of_8 = {"streams": functional_dots.STREAMS, "N_M": 8, "BLOCK_M": 8}
     for dtype in ITEM_BYTES:
         yield row_case(arch, dtype, "bias_split", "", 768, **split)
         yield row_case(arch, dtype, "bias_split", "after residual", 768, **after)
         yield row_case(arch, dtype, "layernorm", "", 768, **norm)
         yield row_case(arch, dtype, "layernorm", "", 8192, **norm)
-        yield row_case(arch, dtype, "activation", "", 3072, streams=2, intercept_ptr=None)
-        yield row_case(arch, dtype, "activation", "with intercept", 3072, streams=2)
-        yield row_case(arch, dtype, "functional_dots", "of 8", 768, streams=2, N_M=8, BLOCK_M=8)
+        yield row_case(arch, dtype, "activation", "", 3072, **active, intercept_ptr=None)
+        yield row_case(arch, dtype, "activation", "with intercept", 3072, **active)
+        yield row_case(arch, dtype, "functional_dots", "of 8", 768, **of_8)
     yield row_case(arch, "bf16", "layernorm", "RMS, dots known", 768, CENTRE=False, DOTS=False)
     yield row_case(arch, "bf16", "bias_split", "equal", 768, RULE="equal", DOTS=False, **split)
     for phase in bias_split.PHASES:
@@ -112,10 +114,8 @@ def row_cases(arch: str) -> Iterable[Case]:
     for dtype in ("bf16", "fp32"):
         yield row_case(arch, dtype, "bias_split", "after residual, unaligned", 100, aligned=False, **after)
         yield row_case(arch, dtype, "layernorm", "unaligned", 100, aligned=False, **norm)
-        yield row_case(arch, dtype, "activation", "with intercept, unaligned", 100, streams=2, aligned=False)
-        yield row_case(
-            arch, dtype, "functional_dots", "of 8, unaligned", 100, streams=2, aligned=False, N_M=8, BLOCK_M=8
-        )
+        yield row_case(arch, dtype, "activation", "with intercept, unaligned", 100, **active, aligned=False)
+        yield row_case(arch, dtype, "functional_dots", "of 8, unaligned", 100, aligned=False, **of_8)
 
 
 ROW_KERNELS = {
@@ -214,9 +214,8 @@ def matrix_case(arch: str, dtype: str, name: str, label: str, mode: str, **chang
 def all_cases() -> list[Case]:
     """Every case; sizes of 1 and strides of 64 bits change what the front end sees, so one architecture is enough."""
     cases = [case for arch in TARGETS for make in (row_cases, matrix_cases) for case in make(arch)]
-    usual = {case.kernel: case for case in cases if case.arch == "sm_90" and case.dtype == "bf16" and case.aligned}
-    for case in usual.values():
-        for integers, label in (("one", "all sizes 1"), ("i64", "strides of 64 bits")):
-            name = f"{case.name.partition(',')[0]}, {label}"
-            cases.append(replace(case, name=name, integers=integers))
+    one_of_each = [case for case in cases if case.arch == "sm_90" and case.dtype == "bf16"]
+    for integers, label, aligned in (("one", "all sizes 1", False), ("i64", "strides of 64 bits", True)):
+        for case in {case.kernel: case for case in one_of_each if case.aligned is aligned}.values():
+            cases.append(replace(case, name=f"{case.name.partition(',')[0]}, {label}", integers=integers))
     return cases

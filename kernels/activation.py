@@ -25,6 +25,7 @@ from .rows import (
 )
 
 PHASES = ("DOTS", "FLAGS", "DOTS_LAST", "FLAGS_LAST", "APPLY")
+STREAMS = 4  # the vectors of a chunk take the registers of further tensors
 
 
 @triton.jit
@@ -192,7 +193,7 @@ def activation(
     if rule == "none":
         bias = intercept = None
     bias = None if bias is None else bias.expand(b, i, f)
-    choice = row_launch(a, streams=2)  # the vectors of a chunk take as much room as a second tensor
+    choice = row_launch(a, streams=STREAMS)
     absent = (() if bias is not None else PHASES[0:2]) + (() if intercept is not None else PHASES[2:4])
     run_phases(
         activation_kernel,

@@ -11,6 +11,8 @@ import triton.language as tl
 from .launch import row_launch, run_rows
 from .rows import at_row, load_block, load_vector, row_of, row_part
 
+STREAMS = 2  # the sums take as much room as a second tensor
+
 
 @triton.jit
 def functional_dots_kernel(
@@ -58,7 +60,7 @@ def functional_dots(out: torch.Tensor, x: torch.Tensor, g: torch.Tensor) -> None
     """Launch :func:`functional_dots_kernel`; arguments as checked by the op."""
     _, i, k, d = x.shape
     m = g.shape[2]
-    choice = row_launch(x, streams=2)  # the sums take as much room as a second tensor
+    choice = row_launch(x, streams=STREAMS)
     run_rows(
         functional_dots_kernel,
         choice,

@@ -100,7 +100,7 @@ def row_tile(
     """``block_k, block_d, num_warps, stages`` for vectors of ``n_d`` numbers.
 
     Args:
-        streams: how many tensors of the state's size are read at once.
+        streams: how many tensors are read at once, or take the registers of one; a power of two.
         whole: whether the tile must hold whole vectors, for a mean over them.
         aligned: whether all rows are known to begin at multiples of 16 numbers.
     """
