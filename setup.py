@@ -11,6 +11,8 @@ from setuptools import setup
 PACKAGES = [
     "decompx_fast",
     "decompx_fast.engines",
+    "decompx_fast.evaluation",
+    "decompx_fast.evaluation.methods",
     "decompx_fast.kernels",
     "decompx_fast.linearize",
     "decompx_fast.ops",

@@ -40,7 +40,8 @@ MAY_IMPORT = {
     "job": {"dispatch", "stream", "explainer", *BELOW_EXPLAINER},
     "doctor": {"ops", *BASE},
     "explainer": {"dispatch", "stream", "job", *BELOW_EXPLAINER},
-    "cli": {"explainer", "dispatch", "doctor", *BELOW_EXPLAINER},
+    "evaluation": {"evaluation", "explainer", "dispatch", *BELOW_EXPLAINER},
+    "cli": {"explainer", "evaluation", "dispatch", "doctor", *BELOW_EXPLAINER},
 }
 
 # The other packages that a part may import, where they are limited; the packages that one part alone imports.

@@ -1,0 +1,1 @@
+"""Methods that read the attention weights alone: raw, effective, rollout and flow."""

@@ -1,0 +1,1 @@
+"""DecompX and its ablations, by this package's own engines."""

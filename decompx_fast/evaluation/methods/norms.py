@@ -1,0 +1,1 @@
+"""Methods that read the vectors which attention mixes: value-weighted norms, GlobEnc, ALTI, value zeroing."""

@@ -1,0 +1,1 @@
+"""Layer-wise relevance propagation with the rules for attention (AttnLRP)."""
