@@ -1,6 +1,7 @@
 """The adjoint engine on a BERT of random weights: time and peak memory, beside a plain forward pass and the floor.
 
     python bench/bench_adjoint.py --positions 512 2048 8192     # a table, each length in a process of its own
+    python bench/bench_adjoint.py --positions 128 512 --reference      # beside the reference engine; takes minutes
     pytest bench/bench_adjoint.py --benchmark-only              # for pytest-benchmark; long inputs are marked slow
 
 The floor is the least arithmetic that the answer takes in linear memory (:func:`least_flops`), over the rate of a large
@@ -29,7 +30,7 @@ import torch
 from transformers import BertConfig, BertForSequenceClassification
 
 from decompx_fast.config import DecompXConfig
-from decompx_fast.engines import adjoint
+from decompx_fast.engines import adjoint, reference
 from decompx_fast.linearize.registry import linearize
 
 D, HEADS, F_SIZE, LAYERS, CLASSES = 768, 12, 3072, 12, 2
@@ -125,13 +126,23 @@ def peak_bytes(run: Callable[[], object], device: str) -> tuple[int, int]:
     return peak, peak - before
 
 
-def measure(positions: int, layers: int, repeats: int, device: str) -> dict[str, float]:
-    """One length, in this process."""
+def explain_by_reference(model: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+    """The same question, one vector for each pair of positions."""
+    with torch.inference_mode():
+        return reference.attribute(linearize(model, inputs), CONFIG).scores
+
+
+def measure(positions: int, layers: int, repeats: int, device: str, with_reference: bool) -> dict[str, float]:
+    """One length, in this process; the reference engine is run once, since it takes minutes."""
     model, inputs = build(positions, layers, device)
     peak, above = peak_bytes(lambda: explain(model, inputs), device)
     adjoint_s = median_seconds(lambda: explain(model, inputs), repeats, device)
     plain_forward(model, inputs)
     forward_s = median_seconds(lambda: plain_forward(model, inputs), repeats, device)
+    beside = {}
+    if with_reference:
+        reference_s = median_seconds(lambda: explain_by_reference(model, inputs), 1, device)
+        beside = {"reference_s": reference_s, "reference_over_adjoint": reference_s / adjoint_s}
     ceiling = matmul_flops_per_s(device)
     floor_s = least_flops(positions, layers, CLASSES) / ceiling
     return {
@@ -146,6 +157,7 @@ def measure(positions: int, layers: int, repeats: int, device: str) -> dict[str,
         "floor_s": floor_s,
         "floor_over_adjoint": floor_s / adjoint_s,
         "forward_floor_over_forward": forward_flops(positions, layers) / ceiling / forward_s,
+        **beside,
     }
 
 
@@ -170,6 +182,12 @@ def report(rows: list[dict[str, float]], args: argparse.Namespace) -> None:
             f"{row['positions']:>6} {row['adjoint_s']:>10.3f} {row['forward_s']:>10.3f} "
             f"{row['adjoint_over_forward']:>6.2f} {mib[0]:>9.0f} {mib[1]:>10.0f} {row['floor_over_adjoint']:>6.1%}"
         )
+    for row in rows:
+        if "reference_s" in row:
+            print(
+                f"N = {row['positions']}: reference engine {row['reference_s']:.1f} s, "
+                f"{row['reference_over_adjoint']:.0f} times the adjoint engine"
+            )
     if len(rows) > 1:
         for key in ("adjoint_s", "forward_s", "peak_above_model_bytes"):
             print(f"{key} grows as N^{fitted_exponent(rows, key):.2f}")
@@ -181,15 +199,17 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=LAYERS)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--reference", action="store_true", help="also time the reference engine, once per length")
     parser.add_argument("--json", type=Path, help="write the numbers to this file")
     parser.add_argument("--one", action="store_true", help="measure in this process and print JSON")
     args = parser.parse_args()
     if args.one:
-        print(json.dumps([measure(n, args.layers, args.repeats, args.device) for n in args.positions]))
+        print(json.dumps([measure(n, args.layers, args.repeats, args.device, args.reference) for n in args.positions]))
         return
     rows = []
     for n in args.positions:
         options = ["--layers", str(args.layers), "--repeats", str(args.repeats), "--device", args.device]
+        options += ["--reference"] if args.reference else []
         command = [sys.executable, __file__, "--one", "--positions", str(n), *options]
         rows += json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
     report(rows, args)

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import os
-import statistics
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import pytest
 import torch
-
-#: Inputs of a kernel are rotated over so many bytes, more than any cache holds.
-ROTATION_BYTES = {"cpu": 2**28, "cuda": 2**30}
+from timing import ROTATION_BYTES, median_seconds, synchronize
+from timing import rotating as rotating
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -26,23 +23,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.fixture(scope="session")
 def device(request: pytest.FixtureRequest) -> str:
     return request.config.getoption("--device")
-
-
-def synchronize(device: str) -> None:
-    if device == "cuda":
-        torch.cuda.synchronize()
-
-
-def median_seconds(run: Callable[[], object], device: str, rounds: int = 5) -> float:
-    run()
-    times = []
-    for _ in range(rounds):
-        synchronize(device)
-        start = time.perf_counter()
-        run()
-        synchronize(device)
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
 
 
 @cache
@@ -116,14 +96,3 @@ class Recorder:
 @pytest.fixture
 def record(benchmark, device: str) -> Recorder:
     return Recorder(benchmark, device)
-
-
-def rotating(make: Callable[[], tuple[torch.Tensor, ...]], device: str) -> Iterator[tuple[torch.Tensor, ...]]:
-    """Endless inputs, so many different ones that none is in a cache when its turn comes again."""
-    first = make()
-    size = sum(tensor.nbytes for tensor in first)
-    inputs = [first] + [make() for _ in range(min(7, max(1, ROTATION_BYTES[device] // size)))]
-    n = 0
-    while True:
-        yield inputs[n % len(inputs)]
-        n += 1

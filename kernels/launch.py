@@ -1,11 +1,13 @@
 """Launch choices: block sizes, warps and pipeline stages of every kernel, as data with a reason each.
 
 The arithmetic knows nothing of this, and nothing here knows the arithmetic. Choices depend on the shape, the dtype and
-the architecture; ``bench/compile_gate.py`` compiles every one of them.
+the architecture; ``bench/compile_gate.py`` compiles every one of them. What ``bench/tune.py`` measured on a GPU can
+take the place of what is reasoned here: :func:`adopt`.
 """
 
 import contextlib
 import functools
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,6 +89,17 @@ UNALIGNED_TILE_BYTES = 8 << 10
 ROW_STAGES = {"sm_80": 4, "sm_90": 5, "sm_100": 5, "sm_120": 3, "gfx942": 2}
 # A wavefront of gfx942 has 64 lanes: half as many of them hold the tile.
 ROW_WARPS = {"sm_80": 16, "sm_90": 16, "sm_100": 16, "sm_120": 16, "gfx942": 8}
+
+
+@dataclass(frozen=True)
+class RowChoice:
+    """What decides the tiles of a kernel over rows: bytes of a tile, tiles in flight, and warps at the most."""
+
+    tile_bytes: int
+    stages: int
+    warps: int
+
+
 # One program may have all the registers of a multiprocessor. Left to itself, ptxas spills in some of these kernels, to
 # make room for a further program that shared memory forbids.
 REGISTERS = 64 << 10
@@ -107,12 +120,13 @@ def row_tile(
     block_d = triton.next_power_of_2(n_d)
     if not whole:
         block_d = min(block_d, min(CHUNKS_D, key=lambda c: (triton.cdiv(n_d, c) * c, -c)))
-    tile = (TILE_BYTES if aligned else UNALIGNED_TILE_BYTES) // (item_bytes * streams)
+    choice = choices(arch).rows
+    tile = (choice.tile_bytes if aligned else UNALIGNED_TILE_BYTES) // (item_bytes * streams)
     block_k = max(1, min(tile // block_d, triton.next_power_of_2(n_k)))
     # Numbers that are loaded one by one go through registers, where nothing waits its turn.
-    stages = max(1, min(ROW_STAGES[arch], ROW_STAGES[arch] * tile // (block_k * block_d))) if aligned else 1
+    stages = max(1, min(choice.stages, choice.stages * tile // (block_k * block_d))) if aligned else 1
     # Small tiles want fewer warps: at least 8 numbers per thread, or most of a reduction is between threads.
-    warps = max(1, min(ROW_WARPS[arch], block_k * block_d // 256))
+    warps = max(1, min(choice.warps, block_k * block_d // 256))
     return block_k, block_d, warps, stages
 
 
@@ -250,11 +264,42 @@ def matrix_mode(dtype: torch.dtype, precision: str) -> str:
     return precision if dtype is torch.float32 else "half"
 
 
+@dataclass(frozen=True)
+class Choices:
+    """All choices for an architecture; ``matrix`` by how numbers are multiplied and what the operands are."""
+
+    rows: RowChoice
+    matrix: Mapping[tuple[str, str], MatrixLaunch]
+
+
+@functools.cache
+def reasoned(arch: str) -> Choices:
+    """The choices of the tables here."""
+    tiles = MATRIX_TILES_GFX942 if arch.startswith("gfx") else MATRIX_TILES
+    stages = {"many": MATRIX_STAGES[arch], "few": MATRIX_STAGES[arch], "unaligned": UNALIGNED_STAGES}
+    matrix = {key: MatrixLaunch(*tile, stages=stages[key[1]]) for key, tile in tiles.items()}
+    return Choices(RowChoice(TILE_BYTES, ROW_STAGES[arch], ROW_WARPS[arch]), matrix)
+
+
+_adopted: dict[str, Choices] = {}
+
+
+def choices(arch: str) -> Choices:
+    """The choices in force."""
+    return _adopted.get(arch) or reasoned(arch)
+
+
+def adopt(arch: str, measured: Choices | None) -> None:
+    """Use measured choices on an architecture from now on; ``None`` goes back to the tables."""
+    if measured is None:
+        _adopted.pop(arch, None)
+    else:
+        _adopted[arch] = measured
+
+
 def matrix_tile(mode: str, operands: str, arch: str) -> MatrixLaunch:
     """The launch for ``operands`` with ``many`` or ``few`` rows, or ``unaligned`` ones."""
-    tiles = MATRIX_TILES_GFX942 if arch.startswith("gfx") else MATRIX_TILES
-    stages = UNALIGNED_STAGES if operands == "unaligned" else MATRIX_STAGES[arch]
-    return MatrixLaunch(*tiles[mode, operands], stages=stages)
+    return choices(arch).matrix[mode, operands]
 
 
 def matrix_launch(precision: str, rows: int, *operands: torch.Tensor) -> MatrixLaunch:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from decompx_fast.linearize.evaluate import linearize_head, linearize_layer
+from decompx_fast.linearize.evaluate import linearize_head, linearize_layer, restore_layer
 from decompx_fast.linearize.layer import Head, LinearizedLayer
 from decompx_fast.linearize.spec import (
     Affine,
@@ -30,6 +30,7 @@ class RandomModel:
     position: int
     embedding: Tensor
     rebuilt: list[int] = field(default_factory=list)
+    restored: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.num_layers = len(self.specs)
@@ -46,6 +47,10 @@ class RandomModel:
     def layer(self, index: int, x: Tensor) -> LinearizedLayer:
         self.rebuilt.append(index)
         return linearize_layer(self.specs[index], index, x)
+
+    def restore(self, layer: LinearizedLayer) -> LinearizedLayer:
+        self.restored.append(layer.index)
+        return restore_layer(self.specs[layer.index], layer)
 
     def head(self, x: Tensor) -> Head:
         return linearize_head(self.steps, self.position, x)

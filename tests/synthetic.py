@@ -11,7 +11,7 @@ from transformers import (
     RobertaForSequenceClassification,
 )
 
-from decompx_fast.linearize.evaluate import linearize_head, linearize_layer
+from decompx_fast.linearize.evaluate import linearize_head, linearize_layer, restore_layer
 from decompx_fast.linearize.registry import linearize
 from decompx_fast.linearize.spec import (
     Affine,
@@ -86,6 +86,9 @@ class SpecLinearization:
 
     def layer(self, index, x):
         return linearize_layer(self._layers[index], index, x)
+
+    def restore(self, layer):
+        return restore_layer(self._layers[layer.index], layer)
 
     def head(self, x):
         return linearize_head(self._head, self._position, x)

@@ -14,8 +14,8 @@ gives ``dy/dx``, and ``g`` at every site, that is, wherever a bias ``b`` is adde
 
 Which vectors are not zero follows from who attends whom: a position reaches a range of sources (:class:`Reach`).
 
-Memory: the input of each layer, one layer's constants, the gradient and a bounded workspace; linear in ``N``.
-Time: the forward pass, once more for what was not kept, and the transposes.
+Memory: the inputs of the sublayers, one layer's constants, the gradient and a bounded workspace; linear in ``N``.
+Time: the forward pass, the queries, keys and pre-activations once more where they were not kept, and the transposes.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ def attribute(
         sites: whether to tell what the biases of each place add, and what each component carries. With the rules
             ``none`` and ``bias_token`` the scores and the sites sum to ``y``; with the others the sites are part of
             the scores already.
-        checkpoint_every: keep only the input of every so manieth layer, and compute the others a second time: less
-            memory, for one more forward pass. ``None``: keep all of them.
+        checkpoint_every: keep only the input of every so manieth layer, and compute everything else a second time:
+            less memory, for one or two more forward passes. ``None``: keep the inputs of all sublayers.
 
     Returns:
         ``scores`` ``[b, k, m]``, ``bias_token`` ``[b, m]``, ``gap`` ``[b]``, and ``sites`` in forward order,
@@ -190,6 +190,7 @@ class _Tape:
         self._every = checkpoint_every or 1
         self._states: dict[int, Tensor] = {}
         self._layers: dict[int, LinearizedLayer] = {}
+        self._stubs: dict[int, LinearizedLayer] = {}
         self._reaches: list[Reach | None] = []
         room = KEEP_BYTES if checkpoint_every is None else 0
         output = linearization.embedding
@@ -199,12 +200,14 @@ class _Tape:
             self._reaches.append(reach)
             for sublayer in layer.sublayers:
                 reach = _reach_after(sublayer, reach, config)
-            if layer.index % self._every == 0:
-                self._states[layer.index] = layer.input
             size = _constants_bytes(layer)
             if size <= room or layer.index == linearization.num_layers - 1:
                 self._layers[layer.index] = layer
                 room -= size
+            elif checkpoint_every is None:
+                self._stubs[layer.index] = layer.without_ops()
+            if checkpoint_every is not None and layer.index % checkpoint_every == 0:
+                self._states[layer.index] = layer.input
             output = layer.output
         self.head = linearization.head(output)
         self.reach_of_head = reach
@@ -213,6 +216,8 @@ class _Tape:
         """The layers from the last to the first, each with what its input reaches."""
         for index in reversed(range(len(self._reaches))):
             layer = self._layers.pop(index, None)
+            if layer is None and index in self._stubs:
+                layer = self._linearization.restore(self._stubs.pop(index))
             if layer is None:
                 layer = self._linearization.layer(index, self._state(index))
             self._states.pop(index, None)

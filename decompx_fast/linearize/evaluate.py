@@ -5,6 +5,8 @@ The same few functions serve every family.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -21,6 +23,21 @@ def linearize_layer(spec: LayerSpec, index: int, x: Tensor) -> LinearizedLayer:
         sublayer, state = _linearize_sublayer(part, state)
         sublayers.append(sublayer)
     return LinearizedLayer(index, tuple(sublayers), x, state)
+
+
+def restore_layer(spec: LayerSpec, layer: LinearizedLayer) -> LinearizedLayer:
+    """A layer of which :meth:`LinearizedLayer.without_ops` was kept: its ops again, for less than half of its cost.
+
+    With the inputs of its sublayers and the statistics of its norms known, neither the mixing nor what leaves a
+    branch is computed again.
+    """
+    sublayers = []
+    for part, kept in zip(spec, layer.sublayers, strict=True):
+        if kept.input is None:
+            raise ValueError(f"layer {layer.index} was kept without the inputs of its sublayers: compute it anew")
+        u = kept.input if kept.pre_norm is None else _apply_norm(kept.pre_norm, kept.input)
+        sublayers.append(replace(kept, ops=tuple(_linearize_op(op, u) for op in part.ops)))
+    return replace(layer, sublayers=tuple(sublayers))
 
 
 def linearize_head(steps: tuple[HeadStepSpec, ...], position: int, x: Tensor) -> Head:
@@ -52,8 +69,12 @@ def _linearize_norm(spec: NormSpec | None, x: Tensor) -> tuple[Norm | None, Tens
     weight = None if spec.weight is None else spec.weight.to(x.dtype)
     bias = None if spec.bias is None else spec.bias.to(x.dtype)
     norm = Norm(torch.sqrt(second_moment + spec.eps), weight, bias, spec.centre)
+    return norm, _apply_norm(norm, x)
+
+
+def _apply_norm(norm: Norm, x: Tensor) -> Tensor:
     y = norm.linear(x)
-    return norm, y if bias is None else y + bias
+    return y if norm.bias is None else y + norm.bias
 
 
 def _linearize_op(spec: AttentionSpec | FeedForwardSpec, u: Tensor) -> Attention | FeedForward:

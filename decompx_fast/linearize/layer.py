@@ -15,7 +15,7 @@ head, ``v`` head size, ``c`` class.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -269,6 +269,10 @@ class LinearizedLayer:
     input: Tensor
     output: Tensor
 
+    def without_ops(self) -> LinearizedLayer:
+        """Less its ops, which hold nearly all of its constants; see :meth:`Linearization.restore`."""
+        return replace(self, sublayers=tuple(replace(sublayer, ops=()) for sublayer in self.sublayers))
+
 
 @dataclass(frozen=True)
 class HeadStep:
@@ -334,6 +338,10 @@ class Linearization(Protocol):
 
     def layer(self, index: int, x: Tensor) -> LinearizedLayer:
         """The layer ``index`` on the state ``x`` ``[b, i, d]``, unchecked: for engines that come back to a layer."""
+        ...
+
+    def restore(self, layer: LinearizedLayer) -> LinearizedLayer:
+        """A layer again of which only :meth:`LinearizedLayer.without_ops` was kept."""
         ...
 
     def head(self, x: Tensor) -> Head:

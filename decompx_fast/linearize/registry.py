@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ..errors import InputError, NumericalError, UnsupportedModelError, shown
 from . import bert
-from .evaluate import linearize_head, linearize_layer
+from .evaluate import linearize_head, linearize_layer, restore_layer
 from .layer import Head, LinearizedLayer
 from .spec import InputLimits, ModelSpec
 
@@ -225,6 +225,10 @@ class HuggingFaceLinearization:
     def layer(self, index: int, x: Tensor) -> LinearizedLayer:
         """The layer ``index`` on the state ``x`` ``[b, i, d]``, unchecked."""
         return linearize_layer(self._spec.layers[index], index, x)
+
+    def restore(self, layer: LinearizedLayer) -> LinearizedLayer:
+        """A layer again of which only :meth:`LinearizedLayer.without_ops` was kept."""
+        return restore_layer(self._spec.layers[layer.index], layer)
 
     def head(self, x: Tensor) -> Head:
         """The head on the last layer's output ``x`` ``[b, i, d]``, checked against the model's logits."""

@@ -7,6 +7,7 @@ has a twin in plain PyTorch, ``<op>_torch``, in the same file; Triton kernels ar
 from .activation import activation_
 from .bias_split import bias_split_
 from .functional_dots import MOST_FUNCTIONALS, functional_dots
+from .launches import use_launches
 from .layernorm import layernorm_
 from .mixing import Precision, mixing
 from .position_apply import position_apply
@@ -33,5 +34,6 @@ __all__ = [
     "position_apply",
     "position_operator",
     "usable",
+    "use_launches",
     "vector_shares",
 ]
