@@ -189,7 +189,8 @@ def report(rows: list[dict[str, float]], args: argparse.Namespace) -> None:
         mib = row["peak_bytes"] / 2**20, row["peak_above_model_bytes"] / 2**20
         print(
             f"{row['positions']:>6} {row['adjoint_s']:>10.3f} {row['forward_s']:>10.3f} "
-            f"{row['adjoint_over_forward']:>6.2f} {row['one_class_over_forward']:>9.2f} {mib[0]:>9.0f} {mib[1]:>10.0f} {row['floor_over_adjoint']:>6.1%}"
+            f"{row['adjoint_over_forward']:>6.2f} {row['one_class_over_forward']:>9.2f} "
+            f"{mib[0]:>9.0f} {mib[1]:>10.0f} {row['floor_over_adjoint']:>6.1%}"
         )
     for row in rows:
         if "reference_s" in row:
