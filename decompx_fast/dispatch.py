@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -45,24 +46,29 @@ class Execution:
             raise OptionError(f"workspace_bytes={size!r}: use a whole number of bytes from 1, or None")
 
 
-def choose_engine(engine: str, config: DecompXConfig, *, grouped: bool) -> str:
+def choose_engine(engine: str, config: DecompXConfig, *, grouped: bool, rows: bool = False) -> str:
     """The engine that will compute: the named one, or the fastest that can answer.
 
     Args:
         engine: one of :data:`ENGINES`.
         config: what is asked.
         grouped: whether sources are groups of tokens.
+        rows: whether target positions are asked for.
 
     Raises:
         OptionError: if there is no such engine, or the named one cannot answer, with the reason.
     """
     if engine not in ENGINES:
         raise OptionError(f"engine={engine!r} is not an engine: use one of {', '.join(map(repr, ENGINES))}")
-    refusal = adjoint_refusal(config, grouped=grouped)
+    if rows and engine == "reference":
+        raise OptionError("positions needs the forward engine: leave engine out, or use stages='encoder' instead")
+    refusal = adjoint_refusal(config, grouped=grouped, rows=rows)
     if engine == "adjoint" and refusal is not None:
         raise OptionError(f"engine='adjoint' cannot answer: {refusal}")
-    if engine == "forward":
+    if engine == "forward" or rows:
         forward.check_options(config)
+    if rows:
+        return "forward"
     if engine != "auto":
         return engine
     if refusal is None:
@@ -74,7 +80,7 @@ def choose_engine(engine: str, config: DecompXConfig, *, grouped: bool) -> str:
     return "forward"
 
 
-def adjoint_refusal(config: DecompXConfig, *, grouped: bool) -> str | None:
+def adjoint_refusal(config: DecompXConfig, *, grouped: bool, rows: bool = False) -> str | None:
     """Why the adjoint engine cannot answer, or ``None``: it needs scores that are linear in the inputs."""
     if config.bias not in LINEAR_BIAS_RULES:
         return (
@@ -82,6 +88,8 @@ def adjoint_refusal(config: DecompXConfig, *, grouped: bool) -> str | None:
         )
     if not config.head or config.aggregation != "vector":
         return "it explains logits, so it needs head=True and aggregation='vector'"
+    if rows:
+        return "it forms no vectors of target positions; leave positions out"
     if config.stages:
         return "it forms no intermediate stages; leave stages out"
     if grouped and (config.bias == "equal" or config.bias_token_split is not None):
@@ -98,6 +106,7 @@ def attribute(
     sources: Tensor | None,
     directions: Tensor | None,
     execution: Execution,
+    positions: Sequence[int] = (),
 ) -> Attribution:
     """Ask one engine for the scores of some directions over the classes.
 
@@ -109,6 +118,7 @@ def attribute(
         sources: ``[b, i]`` group of each token, or ``None``.
         directions: ``[m, C]`` float64; ``None`` for the classes themselves.
         execution: how the forward engine computes.
+        positions: target positions whose vectors are wanted, of the forward engine.
 
     Returns:
         Scores ``[b, k, m]``; without a head, norms ``[b, k, 1]``.
@@ -123,6 +133,7 @@ def attribute(
             config,
             dtype=dtype,
             sources=sources,
+            positions=positions,
             path=execution.path,
             backend=execution.backend,
             workspace_bytes=execution.workspace_bytes,

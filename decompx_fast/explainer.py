@@ -47,6 +47,7 @@ ARGUMENTS = (
     "path",
     "backend",
     "workspace_bytes",
+    "positions",
 )
 
 
@@ -204,6 +205,8 @@ class DecompX:
             dtype: as for :class:`DecompX`.
             path, backend, workspace_bytes: how the forward engine computes; see
                 :func:`decompx_fast.engines.forward.attribute`.
+            positions: target positions (negative ones count from the end) whose vectors after the last layer are kept
+                as ``stages["rows"]``, ``[r, k]`` norms or, with ``stage_output="vector"``, ``[r, k, d]``.
             progress: show a bar on standard error; ``None``: where that is a terminal and there are several batches.
             **options: single options of :class:`DecompXConfig`.
         """
@@ -274,6 +277,7 @@ class DecompX:
         path: str = "auto",
         backend: str = "auto",
         workspace_bytes: int | None = None,
+        positions: Sequence[int] = (),
         **options: Any,
     ) -> tuple[Iterator[Explanation], bool]:
         """Check every argument now, and return a lazy stream."""
@@ -286,6 +290,7 @@ class DecompX:
             targets=resolve_targets(targets, self.labels),
             sources=sources,
             execution=Execution(path, backend, workspace_bytes),
+            positions=_check_positions(positions),
         )
         limits = input_limits(self.model)
         reader = Reader(self.tokenizer, limits.positions, sizes=limits.sizes, truncate=truncate, device=self.device)
@@ -320,6 +325,14 @@ def _check_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
     if dtype is not None and found not in DTYPES.values():
         raise OptionError(f"dtype={dtype!r} cannot be used: use one of {', '.join(map(repr, DTYPES))}")
     return found
+
+
+def _check_positions(positions: Sequence[int]) -> tuple[int, ...]:
+    if isinstance(positions, (str, bytes)) or not isinstance(positions, Sequence):
+        raise OptionError(f"positions={positions!r}: give a list of whole numbers, such as [0, 5]")
+    if any(isinstance(position, bool) or not isinstance(position, int) for position in positions):
+        raise OptionError(f"positions={list(positions)!r}: give whole numbers only")
+    return tuple(positions)
 
 
 def _check_batch_size(batch_size: int | None) -> int | None:

@@ -36,16 +36,18 @@ class Job:
         targets: Targets,
         sources: Any,
         execution: Execution,
+        positions: Sequence[int] = (),
     ) -> None:
         if not config.head and not targets.is_all:
             raise OptionError("targets needs head=True: without the head, scores are norms and belong to no class")
         self.explainer = explainer
         self.config = config
         grouped = not (isinstance(sources, str) and sources == "token")
-        self.engine = choose_engine(engine, config, grouped=grouped)
+        self.engine = choose_engine(engine, config, grouped=grouped, rows=bool(positions))
         self.dtype = dtype
         self.targets = targets
         self.execution = execution
+        self.positions = tuple(positions)
 
     def run(self, batch: Sequence[Pair]) -> list[Explanation]:
         """Explain inputs of the same length and the same number of sources."""
@@ -87,6 +89,7 @@ class Job:
             sources=ids,
             directions=None if self.targets.is_all else self.targets.directions,
             execution=self.execution,
+            positions=self.positions,
         )
 
     def _explanation(

@@ -436,3 +436,30 @@ def test_progress_is_shown_when_asked_for(bare, capsys):
     list(bare.explain_iter([[7, 8]] * 3))  # standard error is no terminal here
     captured = capsys.readouterr()
     assert (captured.out, captured.err) == ("", "")
+
+
+IDS = [5, 9, 12, 7, 11, 6]
+
+
+def test_positions_are_kept_as_rows(bare):
+    explainer = bare
+    whole = explainer.explain(IDS, stages="encoder", stage_output="vector", engine="reference")
+    found = explainer.explain(IDS, positions=[2, -1], stage_output="vector")
+    last = whole.stages[max(whole.stages)]
+    assert found.engine == "forward"
+    torch.testing.assert_close(found.stages["rows"], last[[2, -1]], rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"positions": 3}, "give a list of whole numbers"),
+        ({"positions": [0.5]}, "give whole numbers only"),
+        ({"positions": [999]}, "positions holds 999"),
+        ({"positions": [0], "engine": "reference"}, "needs the forward engine"),
+        ({"positions": [0], "engine": "adjoint", "bias": "none"}, "leave positions out"),
+    ],
+)
+def test_positions_that_cannot_be_had_are_refused(bare, arguments, message):
+    with pytest.raises(InputError, match=message):
+        bare.explain(IDS, **arguments)

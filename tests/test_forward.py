@@ -348,3 +348,32 @@ def test_forward_refuses_an_unknown_path():
 def test_forward_refuses_a_backend_that_is_not_there():
     with pytest.raises(BackendError, match="nonsense"):
         forward.attribute(synthetic.hugging_face(), DecompXConfig(), backend="nonsense")
+
+
+@pytest.mark.parametrize("config", [{}, {"head": False}, {"bias": "bias_token"}, {"stages": "aggregated"}], ids=str)
+@pytest.mark.parametrize("shape", ["bert", "gpt", "biased_branch_norms", "networks_only"])
+@pytest.mark.parametrize("positions", [(3,), (0, -1, 2), (5, 4, 3, 2, 1, 0)])
+def test_forward_gives_the_rows_of_any_positions(shape, config, positions):
+    model = synthetic.hugging_face() if shape == "bert" else synthetic.of_shape(shape)
+    n = model.embedding.shape[1]
+    config = DecompXConfig(**config, stage_output="vector")
+    ours = forward.attribute(model, config, positions=positions)
+    theirs = reference.attribute(model, config.replace(stages=("encoder",)))
+    whole = theirs.stages[f"encoder.{model.num_layers - 1}"]
+    assert relative(ours.stages["rows"], whole[:, [position % n for position in positions]]) < 1e-10
+    assert relative(ours.scores, theirs.scores) < 1e-10
+    assert ours.gap.max() < 1e-10 * whole.abs().max()
+
+
+def test_forward_takes_all_positions_where_rows_would_cost_more(monkeypatch):
+    model, config = synthetic.hugging_face(), DecompXConfig()
+    expected = forward.attribute(model, config, positions=[1, 4]).stages["rows"]
+    monkeypatch.setattr(forward._Run, "_rows_are_cheaper", lambda *_: False)
+    assert relative(forward.attribute(model, config, positions=[1, 4]).stages["rows"], expected) < 1e-10
+
+
+@pytest.mark.parametrize("positions", [(6,), (-7,), (1.0,), (True,), ("0",)])
+def test_forward_refuses_positions_that_do_not_exist(positions):
+    model = synthetic.of_shape("gpt", n=6)
+    with pytest.raises(InputError, match="whole numbers from -6 to 5 for 6 tokens"):
+        forward.attribute(model, DecompXConfig(), positions=positions)

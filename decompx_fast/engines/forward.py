@@ -38,6 +38,7 @@ def attribute(
     *,
     dtype: torch.dtype | None = None,
     sources: Tensor | None = None,
+    positions: Sequence[int] = (),
     path: str = "auto",
     backend: str = "auto",
     workspace_bytes: int | None = None,
@@ -52,6 +53,9 @@ def attribute(
             float32 at least.
         sources: ``[b, i]`` integers, the source that each token belongs to, numbered from 0; ``None``: each is its
             own.
+        positions: target positions whose vectors after the last layer are kept too, as the stage ``rows``: norms
+            ``[b, r, k]`` or vectors ``[b, r, k, d]``, as ``config.stage_output`` says. Few of them cost little: of
+            the last layer nothing else is computed.
         path: ``direct`` applies one component after the other; ``operator`` builds one matrix per position, which
             needs post-norm layers and a rule that no norm of a vector enters; ``auto`` takes what costs fewer
             operations.
@@ -64,6 +68,7 @@ def attribute(
 
     Raises:
         OptionError: for what only the reference engine does, or a path that the model or the rule does not have.
+        InputError: for sources that are not numbered, or positions that do not exist.
         PlanError: if it cannot fit in the free memory, with the numbers and the ways out.
         BackendError: if the named backend cannot be used.
 
@@ -74,7 +79,7 @@ def attribute(
     with torch.no_grad():
         for layer in linearization.layers():
             if run is None:
-                run = _start(linearization, layer, config, dtype, sources, path, backend, workspace_bytes)
+                run = _start(linearization, layer, config, dtype, sources, positions, path, backend, workspace_bytes)
             run.apply(layer)
         if run is None:
             raise InputError("linearization has no layers")
@@ -105,6 +110,7 @@ def _start(
     config: DecompXConfig,
     dtype: torch.dtype | None,
     sources: Tensor | None,
+    positions: Sequence[int],
     path: str,
     backend: str,
     workspace_bytes: int | None,
@@ -112,6 +118,7 @@ def _start(
     embedding = linearization.embedding
     dtype = dtype or embedding.dtype
     b, n, _ = embedding.shape
+    wanted = _check_positions(positions, n)
     n_sources = None if sources is None else _count_sources(sources, b, n)
     the_plan = plan(
         ModelShape.from_linearization(linearization, layer),
@@ -138,7 +145,19 @@ def _start(
         member.to(embedding.device),
         grouped=sources is not None,
     )
-    return _Run(linearization, config, the_plan, workspace, mixing, Sharing(config.bias, backend), dtype)
+    return _Run(linearization, config, the_plan, workspace, mixing, Sharing(config.bias, backend), dtype, wanted)
+
+
+def _check_positions(positions: Sequence[int], n: int) -> tuple[int, ...]:
+    """The positions, counted from the start.
+
+    Raises:
+        InputError: for what is no position of inputs with ``n`` tokens.
+    """
+    for position in positions:
+        if isinstance(position, bool) or not isinstance(position, int) or not -n <= position < n:
+            raise InputError(f"positions holds {position!r}: give whole numbers from {-n} to {n - 1} for {n} tokens")
+    return tuple(position % n for position in positions)
 
 
 def _count_sources(sources: Tensor, b: int, n: int) -> int:
@@ -168,12 +187,14 @@ class _Run:
     mixing: Mixing
     sharing: Sharing
     dtype: torch.dtype
+    positions: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         self.embedding = self.linearization.embedding.to(self.dtype)
         b, n, d = self.embedding.shape
-        # [b, i, k, d]; the last layer leaves [b, 1, k, d] of it where only one position is read
+        # [b, i, k, d]; the last layer leaves of it the position that is read, and those asked for
         self.x = self.embedding.new_empty(b, n, self.plan.costs.k, d)
+        self.held: tuple[int, ...] | None = None  # the positions that are left; None: all
         self.stages: dict[str, Tensor] = {}
         self.keeps_rows = not {"encoder", "aggregated"}.isdisjoint(self.config.stages)
 
@@ -188,10 +209,13 @@ class _Run:
         for number, part in enumerate(parts):
             first = layer.index == 0 and number == 0
             ride = layer.index == 0 and self.config.variant == "released"
-            if last and number == len(parts) - 1 and not self.keeps_rows:
-                self._segment_at_row(part, self.head.position, first=first, ride=ride)
+            if last and number == len(parts) - 1 and not self.keeps_rows and self._rows_are_cheaper(part):
+                self._segment_at_rows(part, (self.head.position, *self.positions), first=first, ride=ride)
             else:
                 self._segment(part, first=first, ride=ride, by_operator=by_operator)
+        if last and self.positions:
+            rows = slice(1, None) if self.held is not None else list(self.positions)
+            self.stages["rows"] = self._as_stage(self.x[:, rows])
         self._keep("encoder", layer.index, self.x)
         self._keep("aggregated", layer.index, self.x)
 
@@ -213,22 +237,39 @@ class _Run:
                     these = slice(rows.start + few.start, rows.start + few.stop)
                     self._finish(part, self.x, branch, pending, these, these)
 
-    def _segment_at_row(self, part: Sequence[Sublayer], position: int, *, first: bool, ride: bool) -> None:
-        """The same for one position, which is all that remains of the state."""
-        b, n = self.x.shape[:2]
+    def _rows_are_cheaper(self, part: Sequence[Sublayer]) -> bool:
+        """Whether a last segment costs less row by row, mixed before it is projected, than for all positions."""
+        if not part[0].has_attention:
+            return True
+        n, d = self.embedding.shape[1:]
+        row = 2 * _attention_of(part[0]).heads * n * d + 4 * d**2
+        return (1 + len(self.positions)) * row <= n * (4 * d**2 + 2 * n * d) or not self.positions
+
+    def _segment_at_rows(self, part: Sequence[Sublayer], positions: Sequence[int], *, first: bool, ride: bool) -> None:
+        """The same for some positions, which are all that remains of the state."""
         if first:
             self._put_embedding()
+        pre_norm = part[0].pre_norm if part[0].has_attention and self.config.ln1 else None
+        shares = self._norm_shares(pre_norm)
+        rows = [self._row_after(part, position, pre_norm, shares, ride=ride) for position in positions]
+        self.x = rows[0] if len(rows) == 1 else torch.cat(rows, dim=1)
+        self.held = tuple(positions)
+
+    def _row_after(
+        self, part: Sequence[Sublayer], position: int, pre_norm: Norm | None, shares: Tensor | None, *, ride: bool
+    ) -> Tensor:
+        """One position after a segment, ``[b, 1, k, d]``; the state stays as it is."""
+        b, n = self.x.shape[:2]
         pending, branch = None, None
         if part[0].has_attention:
-            op, pre_norm = _attention_of(part[0]), part[0].pre_norm if self.config.ln1 else None
-            shares = self._norm_shares(pre_norm)
             branch, pending = attend_row(
-                self.x, position, op, self.mixing, pre_norm=pre_norm, pre_shares=shares, ride=ride
+                self.x, position, _attention_of(part[0]), self.mixing, pre_norm=pre_norm, pre_shares=shares, ride=ride
             )
-        self.x = self.x[:, position : position + 1].clone()
+        x = self.x[:, position : position + 1].clone()
         for items in blocks(b, self.plan.blocks.direct_rows):
             constants = slice(items.start * n + position, (items.stop - 1) * n + position + 1, n)
-            self._finish(part, self.x, branch, pending, items, constants)
+            self._finish(part, x, branch, pending, items, constants)
+        return x
 
     def _finish(
         self,
@@ -322,17 +363,18 @@ class _Run:
 
     def _keep(self, stage: str, layer: int, x: Tensor) -> None:
         if stage in self.config.stages:
-            norms = self.config.stage_output == "norm"
-            self.stages[f"{stage}.{layer}"] = (
-                torch.linalg.vector_norm(x, dim=-1, dtype=wide(x.dtype)) if norms else x.clone()
-            )
+            self.stages[f"{stage}.{layer}"] = self._as_stage(x)
+
+    def _as_stage(self, x: Tensor) -> Tensor:
+        norms = self.config.stage_output == "norm"
+        return torch.linalg.vector_norm(x, dim=-1, dtype=wide(x.dtype)) if norms else x.clone()
 
     def finish(self) -> Attribution:
         """The scores at the position that the head reads, in float32 at least."""
         position = self.head.position
-        row = self.x[:, position if self.keeps_rows else 0].to(wide(self.dtype))  # [b, k, d]
+        row = self.x[:, position if self.held is None else 0].to(wide(self.dtype))  # [b, k, d]
         if not self.config.head:
-            true = self.output if self.keeps_rows else self.output[:, position : position + 1]
+            true = self.output if self.held is None else self.output[:, list(self.held)]
             gap = (self.x.sum(2, dtype=row.dtype) - true).abs().amax((1, 2)).double()
             return Attribution(row.norm(dim=-1).unsqueeze(-1), None, gap, self.stages)
         scores, bias_token = self._through_head(row), None
