@@ -21,6 +21,7 @@ remainder ``s - (ds/dx) x`` of its expansion, which the paper calls its bias. So
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -38,7 +39,7 @@ from ...linearize.spec import (
     SublayerSpec,
 )
 from ..method import Problem, method
-from .logits import on_device, plain_autograd
+from .logits import class_logit, on_device, plain_autograd
 
 
 @method(
@@ -56,6 +57,7 @@ def attn_lrp(problem: Problem) -> list[Tensor]:
 
     Raises:
         UnsupportedModelError: if the model is not supported, or does not compute what its architecture says.
+        InputError: for a class that the model has not.
     """
     spec = specification(problem.model)
     device = only_device(problem.model)
@@ -66,8 +68,9 @@ def attn_lrp(problem: Problem) -> list[Tensor]:
             x = linearization.embedding.clone().requires_grad_()
             state = forward(spec.layers, x)
             linearization.head(state.detach())  # compares with the model's own logits
-            relevance = gradient_times_input(head(spec.head, state[:, spec.head_position])[:, target], x)
-        scores.append(relevance[0].double().cpu())
+            logit = class_logit(partial(head, spec.head), target)(state[:, spec.head_position])
+            relevance = gradient_times_input(logit, x)
+            scores.append(relevance[0].double().cpu())
     return scores
 
 
