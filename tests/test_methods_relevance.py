@@ -153,9 +153,7 @@ def relevance_by_hand(layers, steps, position: int, x: Tensor, target: int) -> t
         r_residual = back.norm(residual, sublayer.post_norm, r_state)
         share = r_residual / residual  # equation 8 for a sum
         r_branch = back.norm(branch, sublayer.out_norm, (residual - before) * share)
-        r_u = sum(
-            back.op(op, u, output * r_branch / branch) for op, output in zip(sublayer.ops, outputs, strict=True)
-        )
+        r_u = sum(back.op(op, u, output * r_branch / branch) for op, output in zip(sublayer.ops, outputs, strict=True))
         r_state = before * share + back.norm(before, sublayer.pre_norm, r_u)
     return r_state.sum(-1), back.absorbed, h[target].item()
 
@@ -213,7 +211,9 @@ def test_without_biases_the_softmax_alone_takes_relevance(kind):
     assert scores.sum().item() + absorbed == pytest.approx(logit, abs=DIVIDED * (abs(absorbed) + 1))
     # Layers without attention conserve it exactly, to rounding.
     feed_forward = tuple(
-        tuple(replace(s, ops=ops) for s in layer if (ops := tuple(o for o in s.ops if not isinstance(o, AttentionSpec))))
+        tuple(
+            replace(s, ops=ops) for s in layer if (ops := tuple(o for o in s.ops if not isinstance(o, AttentionSpec)))
+        )
         for layer in layers
     )
     scores, logits = by_autograd(feed_forward, steps, model.position, model.embedding[0], target=0)

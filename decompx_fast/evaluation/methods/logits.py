@@ -1,4 +1,4 @@
-"""What is explained: the logit of a class, as a function of token ids or of word embeddings, the model left as it is."""
+"""What is explained: the logit of a class as a function of token ids or word embeddings. The model stays as it was."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ...encoding import Encoded
 from ...errors import InputError, UnsupportedModelError
 from ...linearize.registry import TOLERANCE, only_device, undisturbed, unwrap
 
-#: A forward pass may hold this many tokens: enough to keep a CPU busy, and few enough that a graph of it fits in memory.
+#: A forward pass may hold this many tokens: enough to keep a CPU busy, few enough that its graph fits in memory.
 TOKENS_PER_FORWARD = 2048
 
 #: From a model's inputs by name to its logits ``[b, c]``.
@@ -21,7 +21,7 @@ Forward = Callable[..., Tensor]
 
 @contextmanager
 def plain_autograd(device: torch.device, *, grad: bool) -> Iterator[None]:
-    """Autograd on or off as asked, no inference mode, no autocast, new tensors on the CPU: whatever the caller's are."""
+    """Autograd on or off as asked, no inference mode, no autocast, tensors made on the CPU, whatever the caller has."""
     available = torch.amp.is_autocast_available(device.type)
     autocast = torch.autocast(device.type, enabled=False) if available else nullcontext()
     with torch.inference_mode(False), torch.set_grad_enabled(grad), autocast, torch.device("cpu"):

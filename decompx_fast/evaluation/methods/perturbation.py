@@ -65,8 +65,8 @@ def lime(problem: Problem) -> list[Tensor]:
     "kernel-shap",
     "Kernel SHAP",
     signed=True,
-    about=f"Shapley values of the tokens for the logit, where an absent token is masked, estimated by a regression over "
-    f"{CALLS} coalitions drawn by the Shapley kernel; exact where there are no more coalitions than that (Lundberg and "
+    about=f"Shapley values of the tokens for the logit, where an absent token is masked, estimated by a regression "
+    f"over {CALLS} coalitions drawn by the Shapley kernel; exact where there are no more coalitions than that (Lundberg and "
     "Lee, NeurIPS 2017, theorem 2).",
     needs=("captum",),
 )
@@ -134,7 +134,7 @@ def _fit_shapley(logit: Forward, ids: Tensor, masked: Tensor, at_once: int, gene
     if 2**m <= CALLS:
         coalitions = torch.tensor(list(product((0, 1), repeat=m)))
         return _fit(logit, ids, masked, at_once, coalitions, shapley_weights(coalitions), 0.0)
-    torch.random.default_generator.set_state(generator.get_state())
+    torch.random.set_rng_state(generator.get_state())
     estimator = import_optional("captum.attr", "kernel-shap").KernelShap(logit)
     estimator.interpretable_model, estimator.inf_weight = LeastSquares(), END_WEIGHT
     found: Tensor = estimator.attribute(ids, baselines=masked, n_samples=CALLS, perturbations_per_eval=at_once)

@@ -3,7 +3,7 @@
 Relevance starts as the logit and is passed back, each component by a rule. With ``R`` the relevance of its output and
 ``z`` that output, a component that is given the gradient ``g = R / z`` passes on ``x * (dz/dx g)`` to its input ``x``.
 So the rules need no propagation of their own: they are the gradient times the input of the same model with a few
-factors held constant, which is how the authors' library LXT has it. The numbers are those of the AttnLRP paper, section 3.
+factors held constant, which is how the authors' library LXT has it. The numbers are those of the paper, section 3.
 
     linear map, sum    epsilon rule (equation 8), epsilon -> 0     R_j = sum_i x_j W_ji R_i / z_i
     activation         identity rule (equation 9)                  act(z) = theta z, theta constant
