@@ -66,8 +66,8 @@ def lime(problem: Problem) -> list[Tensor]:
     "Kernel SHAP",
     signed=True,
     about=f"Shapley values of the tokens for the logit, where an absent token is masked, estimated by a regression "
-    f"over {CALLS} coalitions drawn by the Shapley kernel; exact where there are no more coalitions than that (Lundberg and "
-    "Lee, NeurIPS 2017, theorem 2).",
+    f"over {CALLS} coalitions drawn by the Shapley kernel; exact where there are no more coalitions than that "
+    "(Lundberg and Lee, NeurIPS 2017, theorem 2).",
     needs=("captum",),
 )
 def kernel_shap(problem: Problem) -> list[Tensor]:
