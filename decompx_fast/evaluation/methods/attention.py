@@ -6,8 +6,6 @@ positions like all others, and the scores are the row of the position that the h
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -98,7 +96,7 @@ def attention_rollout(problem: Problem) -> list[Tensor]:
     "attention-flow",
     "Attention flow",
     signed=False,
-    about="The largest flow from the position that the head reads down to each token, through a network with a node for "
+    about="The largest flow from the position that the head reads down to each token, in a network with a node for "
     "each position of each layer and capacities 0.5 A + 0.5 I (Abnar and Zuidema, ACL 2020, section 3).",
     needs=("networkx",),
 )

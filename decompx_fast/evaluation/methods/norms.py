@@ -189,7 +189,7 @@ def _distances(layer: LinearizedLayer, spec: LayerSpec) -> Tensor:
     first, *rest = layer.sublayers
     if not first.has_attention or any(sublayer.has_attention for sublayer in rest):
         raise UnsupportedModelError(
-            f"layer {layer.index} has its attention elsewhere than in its first part alone, where value zeroing needs it"
+            f"layer {layer.index} has attention elsewhere than at its start: value zeroing needs it there alone"
         )
     x, (_, u) = layer.input, attention_of(layer)
     branch = torch.stack([op(u) for op in first.ops]).sum(0)
