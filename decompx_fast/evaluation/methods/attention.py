@@ -36,7 +36,7 @@ def raw_attention(problem: Problem) -> list[Tensor]:
     signed=False,
     about="Raw attention less its part in the left null space of the value vectors, which no output depends on; "
     "magnitudes, averaged over the heads. For texts no longer than a head is wide, the same as raw attention "
-    "(Brunner et al., ICLR 2020, section 3).",
+    "(Brunner et al., ICLR 2020).",
 )
 def effective_attention(problem: Problem) -> list[Tensor]:
     """``mean_h |alpha[h,p] P_h|`` of the last layer, with ``P_h`` the projection onto the column space of ``V_h``.
@@ -50,7 +50,7 @@ def effective_attention(problem: Problem) -> list[Tensor]:
     biases); multiplying by ``W_O^h``, of full row rank in any trained model, leaves the null space as it is; effective
     weights can be negative, and the score is their magnitude.
 
-    Source: Brunner et al., ICLR 2020, section 3, equations 4 and 5.
+    Source: Brunner et al., ICLR 2020 (effective attention).
     """
 
     def score(linearization: Linearization, classes: Tensor) -> Tensor:
@@ -102,6 +102,9 @@ def attention_rollout(problem: Problem) -> list[Tensor]:
 )
 def attention_flow(problem: Problem) -> list[Tensor]:
     """Maximum flow in the graph of layers, for one token after the other; each at most 1, together more than 1.
+
+    An edge leads from position ``i`` above a layer to ``j`` below it and carries at most ``0.5 A[i,j] + 0.5 [i = j]``.
+    Flows are not normalised over the tokens. About 20 ms for each token of a text of 30, with 6 layers.
 
     Source: Abnar and Zuidema, ACL 2020, section 3.
     """

@@ -31,7 +31,7 @@ def decompx(problem: Problem) -> list[Tensor]:
     "DecompX without biases",
     signed=True,
     about="DecompX with every bias left out, so that the score is linear in the token's embedding "
-    "(Modarressi et al., ACL 2023, section 4: W/O Bias).",
+    "(an ablation of Modarressi et al., ACL 2023).",
 )
 def decompx_no_bias(problem: Problem) -> list[Tensor]:
     """The ablation without biases, from one backward pass through the linearised layers."""
@@ -43,7 +43,7 @@ def decompx_no_bias(problem: Problem) -> list[Tensor]:
     "DecompX without FFN",
     signed=True,
     about="DecompX with the feed-forward networks left out of the decomposition, their residual connections kept "
-    "(Modarressi et al., ACL 2023, section 4: W/O FFN).",
+    "(an ablation of Modarressi et al., ACL 2023).",
 )
 def decompx_no_ffn(problem: Problem) -> list[Tensor]:
     """The ablation without feed-forward networks; the scores do not add up to the logit."""
@@ -55,7 +55,7 @@ def decompx_no_ffn(problem: Problem) -> list[Tensor]:
     "DecompX without head",
     signed=False,
     about="The norm of the vector that each token contributed to the state which the head reads, with the head left "
-    "out, so that no class enters (Modarressi et al., ACL 2023, section 4: W/O Classification Head).",
+    "out, so that no class enters (an ablation of Modarressi et al., ACL 2023).",
 )
 def decompx_no_head(problem: Problem) -> list[Tensor]:
     """The ablation without classification head: ``|X[p,k]|`` at the position ``p`` that the head reads."""

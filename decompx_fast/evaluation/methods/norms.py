@@ -33,13 +33,15 @@ from ..method import Problem, method
     "Value norms",
     signed=False,
     about="Norms of the attention-weighted value vectors, |sum_h alpha f_h(x)|, each row normalised, averaged with the "
-    "identity for the residual connection, and rolled out (Kobayashi et al., EMNLP 2020, equation 5).",
+    "identity for the residual connection, and rolled out (Kobayashi et al., EMNLP 2020).",
 )
 def value_norms(problem: Problem) -> list[Tensor]:
-    """``|Z[i,j]|``: Kobayashi et al., EMNLP 2020, section 3.
+    """``|Z[i,j]|`` of each layer, the norm of the attention-weighted value vector.
 
     The paper reads single layers. To aggregate them, rows are normalised to sum 1 and half of a state is taken to
     come through the residual connection, as attention rollout does with attention weights.
+
+    Source: Kobayashi et al., EMNLP 2020 (the norm); Abnar and Zuidema, ACL 2020, section 3 (the aggregation).
     """
 
     def score(linearization: Linearization, classes: Tensor) -> Tensor:
@@ -54,13 +56,15 @@ def value_norms(problem: Problem) -> list[Tensor]:
     "Value norms, residual and LayerNorm",
     signed=False,
     about="Norms of what each position contributes to the attention block's output, residual connection and LayerNorm "
-    "included, each row normalised, rolled out (Kobayashi et al., EMNLP 2021, section 3: AttnResLn-N).",
+    "included, each row normalised, rolled out (Kobayashi et al., EMNLP 2021).",
 )
 def value_norms_residual_ln(problem: Problem) -> list[Tensor]:
-    """``|(R[i,j] - mean_d R[i,j]) / s1[i] * gamma1|``: Kobayashi et al., EMNLP 2021, section 3.
+    """``|(R[i,j] - mean_d R[i,j]) / s1[i] * gamma1|`` of each layer.
 
     The paper reads single layers; here their matrices are normalised by rows and multiplied. The residual connection
     is in them, so that no identity is added.
+
+    Source: Kobayashi et al., EMNLP 2021.
     """
 
     def score(linearization: Linearization, classes: Tensor) -> Tensor:
@@ -76,15 +80,16 @@ def value_norms_residual_ln(problem: Problem) -> list[Tensor]:
     signed=False,
     about="Norms of what each position contributes to the layer's output through attention, both residual connections "
     "and both LayerNorms, without the feed-forward network, each row normalised, rolled out "
-    "(Modarressi et al., NAACL 2022, section 3).",
+    "(Modarressi et al., NAACL 2022).",
 )
 def globenc(problem: Problem) -> list[Tensor]:
     """``|LN2-part of LN1-part of R[i,j]|``, the statistics of LN2 those of the true state with the FFN in it.
 
-    Rows are normalised before the rollout; without it, layers of larger states would weigh no differently in the
-    product as a whole, but positions within a layer would.
+    Of the second part of the layer the residual connection alone is followed, so that what LN1 gives reaches LN2
+    unchanged. The residual connections are in the norms, so that no identity is added. The authors' code of DecompX
+    has the same rollout without the normalisation of rows, by which a position's total norm would weigh as well.
 
-    Source: Modarressi et al., NAACL 2022, section 3 (N_Enc).
+    Source: Modarressi et al., NAACL 2022.
     """
     return score_batches(problem, lambda linearization, classes: _globenc(linearization, ffn=False))
 
@@ -94,10 +99,15 @@ def globenc(problem: Problem) -> list[Tensor]:
     "GlobEnc with FFN",
     signed=False,
     about="GlobEnc with the feed-forward network as well, its activation replaced by the line through the origin and "
-    "the true value (Modarressi et al., ACL 2023, equation 9).",
+    "the true value (Modarressi et al., ACL 2023, equations 8 to 10).",
 )
 def globenc_ffn(problem: Problem) -> list[Tensor]:
-    """GlobEnc where each part also passes the FFN, ``Y + (theta * (Y W_1)) W_2``, before LN2; no biases."""
+    """GlobEnc where each part ``Y[i,j]`` after LN1 also passes the FFN: ``Y + (theta[i] * (Y W_1)) W_2`` reaches LN2.
+
+    The FFN's biases are left out like all others, but are in the true state that gives ``theta``.
+
+    Source: Modarressi et al., NAACL 2022 (the rest); ACL 2023, equations 8 to 10 (the FFN).
+    """
     return score_batches(problem, lambda linearization, classes: _globenc(linearization, ffn=True))
 
 
@@ -156,7 +166,7 @@ def _proximity(parts: Tensor, y: Tensor) -> Tensor:
     "Value zeroing",
     signed=False,
     about="How far the output of a layer at each position turns (cosine distance) when one position's value vector is "
-    "set to zero in that layer, each row normalised, rolled out (Mohebbi et al., EACL 2023, section 3).",
+    "set to zero in that layer, each row normalised, rolled out (Mohebbi et al., EACL 2023).",
 )
 def value_zeroing(problem: Problem) -> list[Tensor]:
     """``C[i,j] = 1 - cos(x'[i], x'[i] without the value of j)``, each layer on its true input.
@@ -168,7 +178,7 @@ def value_zeroing(problem: Problem) -> list[Tensor]:
     Raises:
         UnsupportedModelError: for layers with attention after their first sublayer.
 
-    Source: Mohebbi et al., EACL 2023, section 3.
+    Source: Mohebbi et al., EACL 2023; that rows are normalised and no identity is added: the authors' code.
     """
     layers = specification(problem.model).layers
 
