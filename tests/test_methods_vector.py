@@ -344,7 +344,7 @@ def test_the_demo_model(name) -> None:
     """Trained weights in float32: scores as in float64, and DecompX's add up to the logit."""
     model, tokenizer = demo()
     reader = Reader(tokenizer, 512)
-    texts = ["A gripping film, and a moving one.", "the acting is dreadful"]
+    texts = ["A gripping film!", "the acting is dreadful"]
     inputs = [reader.read_one(text, "the input") for text in texts]
     found = score(name, Problem(model, tokenizer, inputs, [1, 0]))
     for one, target, scores in zip(inputs, (1, 0), found, strict=True):

@@ -47,10 +47,13 @@ def score_batches(problem: Problem, score: Callable[[Linearization, Tensor], Ten
     return scores
 
 
-def head_position(linearization: Linearization) -> int:
-    """The position that the head reads."""
-    *_, last = linearization.layers()
-    return linearization.head(last.output).position
+def by_layer(linearization: Linearization, measure: Callable[[LinearizedLayer], Tensor]) -> tuple[list[Tensor], int]:
+    """What ``measure`` gives for each layer, first to last, and the position that the head reads."""
+    found = []
+    for layer in linearization.layers():
+        found.append(measure(layer))
+        output = layer.output
+    return found, linearization.head(output).position
 
 
 def attention_of(layer: LinearizedLayer) -> tuple[Attention, Tensor]:

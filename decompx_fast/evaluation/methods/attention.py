@@ -9,9 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...linearize.layer import Linearization
+from ...linearize.layer import Linearization, LinearizedLayer
 from ...optional import import_optional
-from ..linearized import attention_of, head_position, head_values, rollout, score_batches, with_residual
+from ..linearized import attention_of, by_layer, head_values, rollout, score_batches, with_residual
 from ..method import Problem, method
 
 
@@ -25,7 +25,8 @@ def raw_attention(problem: Problem) -> list[Tensor]:
     """``A[p,j]`` of the last layer, ``p`` the position that the head reads; sums to 1."""
 
     def score(linearization: Linearization, classes: Tensor) -> Tensor:
-        return _mean_weights(linearization)[-1][:, head_position(linearization)]
+        weights, position = by_layer(linearization, _mean_weights)
+        return weights[-1][:, position]
 
     return score_batches(problem, score)
 
@@ -86,8 +87,7 @@ def attention_rollout(problem: Problem) -> list[Tensor]:
     """
 
     def score(linearization: Linearization, classes: Tensor) -> Tensor:
-        matrices = [with_residual(m) for m in _mean_weights(linearization)]
-        return rollout(matrices, head_position(linearization))
+        return rollout(*by_layer(linearization, lambda layer: with_residual(_mean_weights(layer))))
 
     return score_batches(problem, score)
 
@@ -110,9 +110,9 @@ def attention_flow(problem: Problem) -> list[Tensor]:
     """
 
     def score(linearization: Linearization, classes: Tensor) -> Tensor:
-        position = head_position(linearization)
-        capacities = torch.stack([with_residual(m) for m in _mean_weights(linearization)], 1)  # [b, layer, i, j]
-        return torch.stack([_max_flows(text, position) for text in capacities.double().cpu()])
+        capacities, position = by_layer(linearization, lambda layer: with_residual(_mean_weights(layer)))
+        texts = torch.stack(capacities, 1).double().cpu()  # [b, layer, i, j]
+        return torch.stack([_max_flows(text, position) for text in texts])
 
     return score_batches(problem, score)
 
@@ -143,6 +143,6 @@ def _max_flows(capacities: Tensor, position: int) -> Tensor:
     return torch.tensor(found, dtype=torch.float64)
 
 
-def _mean_weights(linearization: Linearization) -> list[Tensor]:
-    """``A`` of each layer, ``[b, i, j]``."""
-    return [attention_of(layer)[0].pattern.weights().mean(1) for layer in linearization.layers()]
+def _mean_weights(layer: LinearizedLayer) -> Tensor:
+    """``A``, ``[b, i, j]``."""
+    return attention_of(layer)[0].pattern.weights().mean(1)

@@ -24,7 +24,7 @@ from ...linearize.evaluate import linearize_layer
 from ...linearize.layer import Linearization, LinearizedLayer
 from ...linearize.registry import specification
 from ...linearize.spec import LayerSpec, NormSpec
-from ..linearized import attention_of, head_position, head_values, normalize_rows, rollout, score_batches, with_residual
+from ..linearized import attention_of, by_layer, head_values, normalize_rows, rollout, score_batches, with_residual
 from ..method import Problem, method
 
 
@@ -45,8 +45,9 @@ def value_norms(problem: Problem) -> list[Tensor]:
     """
 
     def score(linearization: Linearization, classes: Tensor) -> Tensor:
-        norms = [_mixed(layer).norm(dim=-1) for layer in linearization.layers()]
-        return rollout([with_residual(normalize_rows(m)) for m in norms], head_position(linearization))
+        return rollout(
+            *by_layer(linearization, lambda layer: with_residual(normalize_rows(_mixed(layer).norm(dim=-1))))
+        )
 
     return score_batches(problem, score)
 
@@ -68,8 +69,7 @@ def value_norms_residual_ln(problem: Problem) -> list[Tensor]:
     """
 
     def score(linearization: Linearization, classes: Tensor) -> Tensor:
-        norms = [_block_parts(layer).norm(dim=-1) for layer in linearization.layers()]
-        return rollout([normalize_rows(m) for m in norms], head_position(linearization))
+        return rollout(*by_layer(linearization, lambda layer: normalize_rows(_block_parts(layer).norm(dim=-1))))
 
     return score_batches(problem, score)
 
@@ -140,8 +140,7 @@ def alti(problem: Problem) -> list[Tensor]:
     """
 
     def score(linearization: Linearization, classes: Tensor) -> Tensor:
-        near = [_proximity(_block_parts(layer), _block_output(layer)) for layer in linearization.layers()]
-        return rollout([normalize_rows(m) for m in near], head_position(linearization))
+        return rollout(*by_layer(linearization, lambda layer: normalize_rows(_proximity(layer))))
 
     return score_batches(problem, score)
 
@@ -155,10 +154,10 @@ def _block_output(layer: LinearizedLayer) -> Tensor:
     return y
 
 
-def _proximity(parts: Tensor, y: Tensor) -> Tensor:
-    """``max(0, |y[i]|_1 - |y[i] - T[i,j]|_1)``, ``[b, i, j]``, from ``T`` ``[b, i, j, d]`` and ``y`` ``[b, i, d]``."""
-    y = y.unsqueeze(2)
-    return (y.norm(p=1, dim=-1) - (y - parts).norm(p=1, dim=-1)).clamp_min(0)
+def _proximity(layer: LinearizedLayer) -> Tensor:
+    """``max(0, |y[i]|_1 - |y[i] - T[i,j]|_1)``, ``[b, i, j]``."""
+    y = _block_output(layer).unsqueeze(2)
+    return (y.norm(p=1, dim=-1) - (y - _block_parts(layer)).norm(p=1, dim=-1)).clamp_min(0)
 
 
 @method(
@@ -183,8 +182,7 @@ def value_zeroing(problem: Problem) -> list[Tensor]:
     layers = specification(problem.model).layers
 
     def score(linearization: Linearization, classes: Tensor) -> Tensor:
-        distances = [_distances(layer, layers[layer.index]) for layer in linearization.layers()]
-        return rollout([normalize_rows(m) for m in distances], head_position(linearization))
+        return rollout(*by_layer(linearization, lambda layer: normalize_rows(_distances(layer, layers[layer.index]))))
 
     return score_batches(problem, score)
 
