@@ -1,1 +1,89 @@
 """DecompX and its ablations, by this package's own engines."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ...config import DecompXConfig
+from ...dispatch import Execution, attribute, choose_engine
+from ...linearize.layer import Linearization
+from ..linearized import score_batches
+from ..method import Problem, method
+
+
+@method(
+    "decompx",
+    "DecompX",
+    signed=True,
+    about="The share of each token in the class's logit, carried as vectors through every component, biases shared by "
+    "the absolute dot product (Modarressi et al., ACL 2023, equations 4 to 11).",
+)
+def decompx(problem: Problem) -> list[Tensor]:
+    """The full method as published; the scores of a text add up to the logit of its class.
+
+    Source: Modarressi et al., ACL 2023, section 3.
+    """
+    return _decompose(problem, DecompXConfig())
+
+
+@method(
+    "decompx-no-bias",
+    "DecompX without biases",
+    signed=True,
+    about="DecompX with every bias left out, so that the score is linear in the token's embedding "
+    "(an ablation of Modarressi et al., ACL 2023).",
+)
+def decompx_no_bias(problem: Problem) -> list[Tensor]:
+    """The ablation without biases, from one backward pass through the linearised layers."""
+    return _decompose(problem, DecompXConfig(bias="none"))
+
+
+@method(
+    "decompx-no-ffn",
+    "DecompX without FFN",
+    signed=True,
+    about="DecompX with the feed-forward networks left out of the decomposition, their residual connections kept "
+    "(an ablation of Modarressi et al., ACL 2023).",
+)
+def decompx_no_ffn(problem: Problem) -> list[Tensor]:
+    """The ablation without feed-forward networks; the scores do not add up to the logit."""
+    return _decompose(problem, DecompXConfig(ffn=False))
+
+
+@method(
+    "decompx-no-head",
+    "DecompX without head",
+    signed=False,
+    about="The norm of the vector that each token contributed to the state which the head reads, with the head left "
+    "out, so that no class enters (an ablation of Modarressi et al., ACL 2023).",
+)
+def decompx_no_head(problem: Problem) -> list[Tensor]:
+    """The ablation without classification head: ``|X[p,k]|`` at the position ``p`` that the head reads."""
+    return _decompose(problem, DecompXConfig(head=False))
+
+
+@method(
+    "decompx-released",
+    "DecompX as released",
+    signed=True,
+    about="DecompX as the authors' code computes it: the weights of the attention bias are taken after the residual "
+    "connection, and the value bias of the first layer follows the attention weights.",
+)
+def decompx_released(problem: Problem) -> list[Tensor]:
+    """The full method in the variant of the released code; complete as well."""
+    return _decompose(problem, DecompXConfig(variant="released"))
+
+
+def _decompose(problem: Problem, config: DecompXConfig) -> list[Tensor]:
+    engine = choose_engine("auto", config, grouped=False)
+
+    def score(linearization: Linearization, classes: Tensor) -> Tensor:
+        found = attribute(
+            engine, linearization, config, dtype=None, sources=None, directions=None, execution=Execution()
+        )
+        if not config.head:
+            return found.scores[..., 0]
+        index = classes[:, None, None].expand(-1, found.scores.shape[1], 1)
+        return found.scores.gather(2, index)[..., 0]  # [b, k]
+
+    return score_batches(problem, score)
