@@ -104,7 +104,7 @@ class Classifier:
 
 
 def batches_of_equal_length(lengths: Sequence[int], positions: int = BATCH_POSITIONS) -> Iterable[list[int]]:
-    """Places of equally long inputs, in their order, so many that a batch holds at most ``positions``, but one at least."""
+    """Places of equally long inputs, in their order; a batch holds ``positions`` at most, but one input at least."""
     alike: dict[int, list[int]] = {}
     for place, length in enumerate(lengths):
         alike.setdefault(length, []).append(place)

@@ -88,8 +88,8 @@ def read_dataset(
         snippets = heldout_snippets()[:limit]
         if len(labels) != 2:
             raise InputError(
-                f"the movie snippets are negative or positive, and the model has {len(labels)} classes: use a sentiment "
-                "classifier with the classes negative and positive, in this order"
+                f"the movie snippets are negative or positive, and the model has {len(labels)} classes: use a "
+                "sentiment classifier with the classes negative and positive, in this order"
             )
         return Dataset(SNIPPETS, tuple(s.text for s in snippets), tuple(s.label for s in snippets))
     rows = _open(name)
@@ -120,7 +120,9 @@ def _first_of(wanted: Sequence[str], columns: Sequence[str]) -> str | None:
 def _choose(name: str, columns: Sequence[str], wanted: str | None, argument: str, usual: Sequence[str] = ()) -> str:
     """The column, which must be there."""
     if wanted is None:
-        raise OptionError(f"{name} has no column named {' or '.join(usual)}: say by {argument} which of {columns} it is")
+        raise OptionError(
+            f"{name} has no column named {' or '.join(usual)}: say by {argument} which of {', '.join(columns)} it is"
+        )
     if wanted not in columns:
         raise OptionError(f"{argument}={wanted!r}: {name} has the columns {', '.join(map(repr, columns))}")
     return wanted

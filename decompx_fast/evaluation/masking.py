@@ -41,9 +41,7 @@ def count_of(percent: int, n: int) -> int:
     return max(1, (2 * percent * n + 100) // 200)
 
 
-def importance_order(
-    scores: Tensor, special: Sequence[bool], *, signed: bool, generator: torch.Generator
-) -> list[int]:
+def importance_order(scores: Tensor, special: Sequence[bool], *, signed: bool, generator: torch.Generator) -> list[int]:
     """The places of the tokens that are not special, from the most to the least important.
 
     Args:

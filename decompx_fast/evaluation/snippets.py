@@ -28,7 +28,8 @@ FILE = "movieReviewSnippets_GroundTruth.txt"
 SHA256 = "c8293b0d942e90e223ea2c0955d969040d1a1be514a978b9af0698940bd13350"
 
 SEED = 13  # of the split
-HELDOUT_SHA256 = "bc0cfc240599d5d986f2433839348731578d9e1f0dc905ef90309d75d124ea91"  # of the ids of the held-out part, one a line
+#: Of the ids of the held-out part, one a line.
+HELDOUT_SHA256 = "bc0cfc240599d5d986f2433839348731578d9e1f0dc905ef90309d75d124ea91"
 
 
 class Snippet(NamedTuple):
