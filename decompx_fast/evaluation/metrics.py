@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ..errors import OptionError
 from .masking import Perturbation
-from .rationales import out_of_fold_correct
+from .rationales import LEAST_TEXTS, out_of_fold_correct
 
 Array = NDArray[np.float64]
 
@@ -62,6 +62,7 @@ class Metric:
         perturbation: the name of the one that it reads.
         needs_labels: whether the right classes must be known.
         levels: its curve ``[n, levels]``, of which :meth:`per_text` is the mean; a single column if it is no curve.
+        least_texts: how many texts it needs.
     """
 
     name: str
@@ -71,6 +72,7 @@ class Metric:
     perturbation: str
     needs_labels: bool
     levels: Callable[[Outcomes], Array]
+    least_texts: int = 1
 
     def per_text(self, outcomes: Outcomes) -> Array:
         """``[n]``: one number for each text."""
@@ -193,6 +195,7 @@ METRICS = {
             RATIONALE,
             True,
             rationale_right,
+            LEAST_TEXTS,
         ),
     )
 }

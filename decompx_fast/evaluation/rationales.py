@@ -21,6 +21,8 @@ PENALTY = 0.01
 
 STEPS = 100
 
+LEAST_TEXTS = 2 * FOLDS
+
 
 def out_of_fold_correct(states: NDArray[np.float32], labels: NDArray[np.int64], *, seed: int) -> NDArray[np.float64]:
     """Whether each text's label is predicted from its state, by a classifier trained on the other folds.
@@ -37,8 +39,8 @@ def out_of_fold_correct(states: NDArray[np.float32], labels: NDArray[np.int64], 
         InputError: for too few texts to be split.
     """
     n = len(labels)
-    if n < 2 * FOLDS:
-        raise InputError(f"prediction-performance needs at least {2 * FOLDS} texts to train on, and there are {n}")
+    if n < LEAST_TEXTS:
+        raise InputError(f"prediction-performance needs at least {LEAST_TEXTS} texts to train on, and there are {n}")
     features, targets = torch.from_numpy(states).double(), torch.from_numpy(labels)
     fold = torch.randperm(n, generator=torch.Generator().manual_seed(seed)) % FOLDS
     correct = torch.zeros(n, dtype=torch.float64)

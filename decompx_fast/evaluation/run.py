@@ -62,7 +62,7 @@ def evaluate(
         model: a folder, the id of a hub, ``"demo"``, or a loaded explainer.
         out: the folder of the results.
         methods: names, :class:`Method` objects of your own, or ``"all"``.
-        metrics: names, or ``"all"``: all that the data allow (some need labels).
+        metrics: names, or ``"all"``: all that the data allow (some need labels, one needs 10 texts).
         text_column, pair_column, label_column, limit: as for ``read_dataset``.
         truncate: cut texts that are too long for the model, with a warning, instead of refusing them.
         seed: of ties, of random scores, of methods that draw, of folds and of the bootstrap.
@@ -155,12 +155,22 @@ def _check_numbers(*, workers: int, seed: int) -> None:
 def _check_metrics(wanted: list[Metric] | None, dataset: Dataset) -> list[Metric]:
     """Those that the data allow, or that were named, which the data must allow."""
     if wanted is None:
-        wanted = [metric for metric in METRICS.values() if dataset.labels is not None or not metric.needs_labels]
+        labelled = dataset.labels is not None
+        wanted = [
+            metric
+            for metric in METRICS.values()
+            if (labelled or not metric.needs_labels) and len(dataset) >= metric.least_texts
+        ]
     for metric in wanted:
         if metric.needs_labels and dataset.labels is None:
             raise InputError(
                 f"the metric {metric.name!r} needs labels, and {dataset.name} has no column 'label': say by "
                 "label_column where they are, or leave the metric out"
+            )
+        if len(dataset) < metric.least_texts:
+            raise InputError(
+                f"the metric {metric.name!r} needs at least {metric.least_texts} texts, and {dataset.name} gives "
+                f"{len(dataset)}: give more, or leave the metric out"
             )
     return wanted
 
@@ -211,8 +221,8 @@ def _progress_bar(progress: bool | None, done: int, total: int) -> Iterator[Call
     if not (sys.stderr.isatty() if progress is None else progress):
         yield lambda name: None
         return
-    from rich.console import Console
     from rich import progress as parts
+    from rich.console import Console
 
     columns = (
         parts.TextColumn("{task.description}"),
