@@ -227,6 +227,8 @@ def test_wrong_options_are_refused_before_the_work(model, data, tmp_path):
             evaluate(data, model, out=out, **options)
     with pytest.raises(OptionError, match="give its folder"):
         evaluate(data, DecompX.from_pretrained(model), out=out, workers=2)
+    with pytest.raises(OptionError, match="'../up' cannot be that of a folder"):
+        evaluate(data, model, out=out, methods=[Method("../up", "Up", True, "", shuffled)])
     needy = Method("needy", "Needy", True, "needs a package", shuffled, needs=("no_such_package",))
     with pytest.raises(MissingPackageError, match="the method 'needy' needs no_such_package"):
         evaluate(data, model, out=out, methods=[needy])

@@ -7,6 +7,7 @@ import hashlib
 import importlib.metadata
 import os
 import platform
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -29,6 +30,8 @@ DEMO = "demo"
 
 #: Packages whose version may change a number.
 _VERSIONED = ("torch", "transformers", "numpy")
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")  # of a method: its results are in a folder of that name
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 
@@ -61,7 +64,9 @@ def evaluate(
             held-out movie snippets.
         model: a folder, the id of a hub, ``"demo"``, or a loaded explainer.
         out: the folder of the results.
-        methods: names, :class:`Method` objects of your own, or ``"all"``.
+        methods: names, :class:`Method` objects of your own, or ``"all"``. Take another ``out`` when you have changed a
+            method of your own: its code is not among the settings that are compared. With several workers they must
+            be importable.
         metrics: names, or ``"all"``: all that the data allow (some need labels, one needs 10 texts).
         text_column, pair_column, label_column, limit: as for ``read_dataset``.
         truncate: cut texts that are too long for the model, with a warning, instead of refusing them.
@@ -130,6 +135,8 @@ def _choose_methods(methods: str | Sequence[str | Method]) -> dict[str, Method |
             name = entry.name if isinstance(entry, Method) else get_method(entry).name
             if name in chosen or (isinstance(entry, Method) and name in known and entry is not known[name]):
                 raise OptionError(f"methods: {name!r} is there twice: give each method once, by a name of its own")
+            if not _NAME.fullmatch(name):
+                raise OptionError(f"methods: {name!r} cannot be that of a folder: use letters, digits and hyphens")
             chosen[name] = entry if isinstance(entry, Method) and name not in known else None
     for name, own in chosen.items():
         for package in (own or known[name]).needs:
