@@ -25,7 +25,7 @@ def bootstrap_means(values: NDArray[np.float64], *, seed: int, resamples: int = 
 
     Args:
         values: ``[n, m]``; all columns are of the same texts, and each resample is the same for all.
-        seed: of the draws.
+        seed: of the draws: the same texts are drawn for the same seed and ``n``.
         resamples: how many.
 
     Returns:

@@ -176,24 +176,23 @@ def _summarise(
             writer.close()
 
     atomic_write(store.folder / "results.parquet", read_all)
-    stacked = np.concatenate(list(values.values()), 1)  # [n, methods * metrics]
-    means = bootstrap_means(stacked, seed=setting.seed).reshape(RESAMPLES, len(values), len(metrics))
+    # Each on its own, so that a method's numbers do not depend on which others there are, to the last bit. The texts
+    # that are drawn are the same for all.
+    means = {name: bootstrap_means(own, seed=setting.seed) for name, own in values.items()}  # [resamples, metrics]
     results = {}
-    for row, name in enumerate(values):
+    for name, own in values.items():
         estimates, differences = {}, {}
         for column, metric in enumerate(metrics):
-            own, own_means = values[name][:, column], means[:, row, column]
-            estimates[metric.name] = estimate(own, own_means)
+            estimates[metric.name] = estimate(own[:, column], means[name][:, column])
             if BASELINE in values and name != BASELINE:
-                base = list(values).index(BASELINE)
                 differences[metric.name] = estimate(
-                    own - values[BASELINE][:, column], own_means - means[:, base, column]
+                    (own - values[BASELINE])[:, column], (means[name] - means[BASELINE])[:, column]
                 )
         results[name] = MethodResult(labels[name], estimates, differences, curves[name], seconds[name])
     first, sign = metrics[0].name, -1 if metrics[0].higher_is_better else 1
     order = sorted(results, key=lambda name: sign * results[name].estimates[first].mean)
     ordered = {name: results[name] for name in order}
-    return Evaluation(store.folder, len(stacked), accuracy, tuple(metrics), ordered, setting)
+    return Evaluation(store.folder, len(setting.data), accuracy, tuple(metrics), ordered, setting)
 
 
 def _outcomes(table: Any, seed: int) -> Outcomes:
