@@ -84,7 +84,19 @@ def test_data_and_out_must_be_given(capsys, data):
 
 
 def test_other_settings_are_refused_in_one_line(capsys, folder, data, tmp_path):
-    arguments = ("--data", data, "--model", folder, "--out", str(tmp_path / "out"), "--methods", "random", "--quiet")
+    arguments = (
+        "--data",
+        data,
+        "--model",
+        folder,
+        "--out",
+        str(tmp_path / "out"),
+        "--methods",
+        "random",
+        "--quiet",
+        "--metrics",
+        "aopc",
+    )
     assert run(capsys, *arguments)[0] == 0
     code, _, err = run(capsys, *arguments, "--seed", "3")
     assert code == 1

@@ -41,7 +41,7 @@ def out_of_fold_correct(states: NDArray[np.float32], labels: NDArray[np.int64], 
     n = len(labels)
     if n < LEAST_TEXTS:
         raise InputError(f"prediction-performance needs at least {LEAST_TEXTS} texts to train on, and there are {n}")
-    features, targets = torch.from_numpy(states).double(), torch.from_numpy(labels)
+    features, targets = torch.tensor(states).double(), torch.tensor(labels)
     fold = torch.randperm(n, generator=torch.Generator().manual_seed(seed)) % FOLDS
     correct = torch.zeros(n, dtype=torch.float64)
     for held_out in range(FOLDS):
