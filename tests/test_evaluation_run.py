@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 
 import evaluation_samples
 import models
+import numpy as np
 import pyarrow.parquet
 import pytest
 import torch
@@ -121,6 +122,23 @@ def test_a_second_run_computes_nothing_and_may_ask_for_other_methods(model, data
     monkeypatch.setattr("decompx_fast.evaluation.work.Worker.compute", None)
     again = evaluate(data, model, methods=MARKS, **options)
     assert again.methods == both.methods
+
+
+def test_differences_to_the_baseline_are_of_the_same_texts(model, data, tmp_path, monkeypatch):
+    monkeypatch.setattr("decompx_fast.evaluation.report.BASELINE", "occlusion")
+    found = evaluate(data, model, out=tmp_path, methods=MARKS, metrics="aopc", limit=60)
+    assert found.methods["occlusion"].differences == {}
+    rows = pyarrow.parquet.read_table(tmp_path / "results.parquet").to_pylist()
+    values = {
+        name: np.array([row["aopc"] for row in rows if row["method"] == name]) for name in ("random", "occlusion")
+    }
+    paired = values["random"] - values["occlusion"]
+    mean, low, high = found.methods["random"].differences["aopc"]
+    assert mean == pytest.approx(paired.mean(), abs=1e-12)
+    # The normal approximation of 60 values; that of unpaired ones would be another.
+    assert high - low == pytest.approx(2 * 1.96 * paired.std() / 60**0.5, rel=0.15)
+    page = (tmp_path / "report.md").read_text(encoding="utf-8")
+    assert "## Difference to Leave-one-out" in page and f"| Random | {mean:+.3f} [" in page
 
 
 @pytest.mark.parametrize(
