@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -95,7 +95,7 @@ class Classifier:
 
     def sha256(self) -> str:
         """A digest of the weights and the configuration."""
-        model = unwrap(self.model)
+        model: Any = unwrap(self.model)
         digest = hashlib.sha256(json.dumps(_plain(model.config.to_dict()), sort_keys=True, default=str).encode())
         for name, tensor in sorted(model.state_dict().items()):
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())

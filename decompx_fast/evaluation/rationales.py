@@ -75,5 +75,5 @@ def fit(features: Tensor, targets: Tensor, n_classes: int) -> tuple[Tensor, Tens
             value.backward()
             return value
 
-        optimizer.step(loss)  # type: ignore[no-untyped-call]
+        optimizer.step(loss)
     return weight.detach(), bias.detach()

@@ -19,7 +19,7 @@ from torch import Tensor
 from ..encoding import Encoded
 from ..errors import DecompXError
 from ..explainer import DecompX
-from .classifier import Classifier
+from .classifier import Classifier, Inputs
 from .masking import Perturbation, importance_order, input_key, perturbed
 from .method import Method, Problem, get_method
 from .metrics import RATIONALE
@@ -142,7 +142,9 @@ class Worker:
         self, texts: Sequence[Encoded], classes: list[int], orders: list[list[int]], records: list[Record]
     ) -> None:
         """Add what the model says about the changed texts; inputs that come out the same are computed once."""
-        inputs, place_of, wanted = [], {}, []
+        inputs: list[Inputs] = []
+        place_of: dict[object, int] = {}
+        wanted: list[list[list[int]]] = []
         for encoded, order in zip(texts, orders, strict=True):
             rows = []
             for perturbation in self.task.perturbations:
@@ -183,13 +185,11 @@ def compute_all(worker: Worker, items: Sequence[Item], workers: int) -> Iterator
         min(workers, len(items)), multiprocessing.get_context("spawn"), initializer=_begin, initargs=(worker.task,)
     )
     running: dict[Future[list[Record]], Item] = {}
-    waiting = iter(items)
+    waiting = list(reversed(items))
     try:
-        while True:
-            while len(running) < 2 * workers and (item := next(waiting, None)) is not None:
-                running[pool.submit(_compute, item)] = item
-            if not running:
-                break
+        while waiting or running:
+            while waiting and len(running) < 2 * workers:
+                running[pool.submit(_compute, waiting[-1])] = waiting.pop()
             done, _ = wait(running, return_when=FIRST_COMPLETED)
             for future in done:
                 yield running.pop(future), future.result()
