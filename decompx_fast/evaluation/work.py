@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -219,6 +220,7 @@ _worker: Worker | None = None  # of a worker process
 def _begin(task: Task) -> None:
     """Start a worker process."""
     global _worker
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all of them: the parent ends them in order
     threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(1)
     _worker = Worker(task)
