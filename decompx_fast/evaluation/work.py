@@ -190,7 +190,8 @@ def compute_all(worker: Worker, items: Sequence[Item], workers: int) -> Iterator
     try:
         while waiting or running:
             while waiting and len(running) < 2 * workers:
-                running[pool.submit(_compute, waiting[-1])] = waiting.pop()
+                item = waiting.pop()
+                running[pool.submit(_compute, item)] = item
             done, _ = wait(running, return_when=FIRST_COMPLETED)
             for future in done:
                 yield running.pop(future), future.result()
