@@ -1,4 +1,4 @@
-"""The command line: ``decompx-fast explain``, ``plan`` and ``doctor``.
+"""The command line: ``decompx-fast explain``, ``plan``, ``evaluate`` and ``doctor``.
 
 Exit codes: 0 for success, 2 for a wrong use of the command, 1 for everything else. An error is one line on standard
 error.
@@ -102,6 +102,39 @@ def plan(model: str | None, tokens: int, device: str | None, **options: Any) -> 
     for line in describe_plan(found):
         click.echo(line)
     found.check()
+
+
+@cli.command()
+@click.option("--data", required=True, metavar="FILE", help="CSV, TSV, JSONL or Parquet; 'snippets': movie reviews.")
+@click.option("--out", required=True, metavar="DIR", help="Where results go; a run that was ended there goes on.")
+@click.option(
+    "--model", default="demo", metavar="PATH", help="A classifier's folder or hub id. [default: the demo model]"
+)
+@click.option("--methods", default="all", show_default=True, metavar="NAMES", help="Methods, with commas between.")
+@click.option("--metrics", default="all", show_default=True, metavar="NAMES", help="Metrics, with commas between.")
+@click.option("--text-column", metavar="NAME", help="[default: text, or sentence]")
+@click.option("--pair-column", metavar="NAME", help="The second text of each pair.")
+@click.option("--label-column", metavar="NAME", help="Classes by name or index. [default: label]")
+@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Evaluate the first N texts only.")
+@click.option("--truncate", is_flag=True, help="Cut texts that are too long for the model, with a warning.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, metavar="N", help="Of random draws.")
+@click.option("--device", metavar="DEVICE", help="Where to compute, such as cuda. [default: cpu]")
+@click.option("--workers", type=click.IntRange(min=1), default=1, show_default=True, metavar="N", help="Processes.")
+@click.option("--quiet", is_flag=True, help="Print no table and no progress.")
+def evaluate(data: str, out: str, quiet: bool, **options: Any) -> None:
+    """Measure how faithful attribution methods are to a model.
+
+    \b
+    Masks or removes the tokens that a method finds important, and looks at what
+    the model says then. Writes report.md, summary.json, results.parquet and
+    curves (PNG, SVG) to DIR. A killed run goes on where it was.
+    """
+    from .evaluation import evaluate as run_evaluation
+
+    found = run_evaluation(data, out=out, progress=False if quiet else None, **options)
+    if not quiet:
+        click.echo(found.table())
+        click.echo(f"More in {found.folder / 'report.md'}")
 
 
 @cli.command()

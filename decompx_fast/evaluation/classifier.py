@@ -1,0 +1,119 @@
+"""The classifier under evaluation: texts as it reads them, and what it says about many inputs at once."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..encoding import Encoded, Reader
+from ..errors import InputError, NumericalError
+from ..explainer import DecompX
+from ..linearize.registry import describe, input_limits, only_device, plain_mode, run_model, undisturbed, unwrap
+
+#: Positions in one batch; inputs of a batch are equally long, so that none is padded.
+BATCH_POSITIONS = 2**12
+
+Inputs = Mapping[str, Tensor]  # [i] each, as in Encoded.inputs
+
+
+class Predictions(NamedTuple):
+    """What the classifier says about some inputs.
+
+    Attributes:
+        log_probabilities: ``[n, c]`` float64, the logarithm of the softmax of the logits.
+        states: ``[n, d]`` float32, the last layer's output, the mean over all positions.
+    """
+
+    log_probabilities: Tensor
+    states: Tensor
+
+
+class Classifier:
+    """A sequence classifier with a tokenizer, run in eval mode and left as it was.
+
+    Args:
+        explainer: it.
+
+    Raises:
+        InputError: if it has no tokenizer, its tokenizer no mask token, or it does not choose one of several classes.
+    """
+
+    def __init__(self, explainer: DecompX) -> None:
+        if explainer.problem_type != "single_label":
+            kind = explainer.problem_type.replace("_", " ")
+            raise InputError(f"the model is one of {kind}: faithfulness is measured for models that choose one class")
+        if explainer.tokenizer is None:
+            raise InputError("the explainer has no tokenizer, which the texts and their masks need: load one with it")
+        mask = explainer.tokenizer.mask_token_id
+        if mask is None:
+            raise InputError(
+                "the tokenizer has no mask token, by which tokens are replaced: set tokenizer.mask_token to one that "
+                "the model knows"
+            )
+        self.explainer = explainer
+        self.model = explainer.model
+        self.mask_token_id = int(mask)
+        self.device = only_device(unwrap(self.model))
+
+    def encode(self, texts: Sequence[str | tuple[str, str]], *, truncate: bool = False) -> list[Encoded]:
+        """Texts or pairs as the model takes them.
+
+        Raises:
+            InputError: for a text that cannot be used, naming it by its place.
+        """
+        limits = input_limits(self.model)
+        reader = Reader(self.explainer.tokenizer, limits.positions, sizes=limits.sizes, truncate=truncate)
+        return list(reader.read(list(texts))[0])
+
+    def predict(self, inputs: Sequence[Inputs]) -> Predictions:
+        """Run the classifier on inputs of any lengths, equally long ones together.
+
+        Raises:
+            NumericalError: if a logit is NaN or infinite.
+        """
+        log_probabilities: list[Tensor] = [torch.empty(0)] * len(inputs)
+        states: list[Tensor] = [torch.empty(0)] * len(inputs)
+        with plain_mode(self.device), undisturbed(unwrap(self.model)):
+            layers = describe(unwrap(self.model)).layer_modules
+            for batch in batches_of_equal_length([len(one["input_ids"]) for one in inputs]):
+                stacked = {
+                    name: torch.stack([inputs[n][name] for n in batch]).to(self.device) for name in inputs[batch[0]]
+                }
+                run = run_model(unwrap(self.model), layers, stacked)
+                if not torch.isfinite(run.logits).all():
+                    raise NumericalError(f"the logits hold NaN or infinity in {run.logits.dtype}: check the model")
+                found = run.logits.double().log_softmax(-1).cpu()  # [b, c]
+                pooled = run.states[-1].float().mean(1).cpu()  # [b, d]
+                for n, row, state in zip(batch, found, pooled, strict=True):
+                    log_probabilities[n], states[n] = row, state
+        return Predictions(torch.stack(log_probabilities), torch.stack(states))
+
+    def sha256(self) -> str:
+        """A digest of the weights and the configuration."""
+        model: Any = unwrap(self.model)
+        digest = hashlib.sha256(json.dumps(_plain(model.config.to_dict()), sort_keys=True, default=str).encode())
+        for name, tensor in sorted(model.state_dict().items()):
+            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()
+
+
+def batches_of_equal_length(lengths: Sequence[int], positions: int = BATCH_POSITIONS) -> Iterable[list[int]]:
+    """Places of equally long inputs, in their order; a batch holds ``positions`` at most, but one input at least."""
+    alike: dict[int, list[int]] = {}
+    for place, length in enumerate(lengths):
+        alike.setdefault(length, []).append(place)
+    for length, places in alike.items():
+        size = max(1, positions // length)
+        for start in range(0, len(places), size):
+            yield places[start : start + size]
+
+
+def _plain(config: Mapping[str, object]) -> dict[str, object]:
+    """The configuration without where it was loaded from and by which version."""
+    return {name: value for name, value in config.items() if name not in ("_name_or_path", "transformers_version")}

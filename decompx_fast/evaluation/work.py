@@ -1,0 +1,241 @@
+"""The work of an evaluation: one method on one chunk of texts. Runs here, or in processes of its own."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import wait as wait_for
+
+import torch
+from torch import Tensor
+
+from ..encoding import Encoded
+from ..errors import DecompXError
+from ..explainer import DecompX
+from .classifier import Classifier, Inputs
+from .masking import Perturbation, importance_order, input_key, perturbed
+from .method import Method, Problem, get_method
+from .metrics import RATIONALE
+from .store import Record
+
+#: Texts of one part. A kill loses at most one part for each process.
+CHUNK = 32
+
+Item = tuple[str, int]  # the name of a method, and the number of a chunk
+
+
+class EvaluationError(DecompXError, RuntimeError):
+    """A method that failed, or whose scores cannot be used; names it and the texts."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """All that a process needs to compute any part.
+
+    Attributes:
+        model: a folder or the id of a hub; ``None`` for the demo model.
+        device: where to compute; ``None`` for the CPU.
+        texts: all of them.
+        labels: the right class of each, if known.
+        methods: by name; ``None`` stands for the built-in method of that name.
+        perturbations: what is done with the order of the tokens.
+        seed: of ties, and of methods that draw.
+        truncate: cut texts that are too long for the model.
+    """
+
+    model: str | None
+    device: str | None
+    texts: tuple[str | tuple[str, str], ...]
+    labels: tuple[int, ...] | None
+    methods: dict[str, Method | None]
+    perturbations: tuple[Perturbation, ...]
+    seed: int
+    truncate: bool
+
+    def load(self) -> DecompX:
+        """The model, loaded anew."""
+        if self.model is None:
+            return DecompX.demo(device=self.device)
+        return DecompX.from_pretrained(self.model, device=self.device)
+
+
+def chunks_of(encoded: Sequence[Encoded]) -> list[list[int]]:
+    """The places of the texts in chunks of like length, which does not depend on what has been computed before."""
+    order = sorted(range(len(encoded)), key=lambda index: len(encoded[index]))
+    return [order[start : start + CHUNK] for start in range(0, len(order), CHUNK)]
+
+
+class Worker:
+    """Computes parts.
+
+    Args:
+        task: what is to be done.
+        explainer: the model, where it is loaded already.
+        encoded: the texts, where they are encoded already.
+    """
+
+    def __init__(self, task: Task, explainer: DecompX | None = None, encoded: Sequence[Encoded] | None = None) -> None:
+        self.task = task
+        self.classifier = Classifier(explainer or task.load())
+        self.encoded = encoded or self.classifier.encode(task.texts, truncate=task.truncate)
+        self.chunks = chunks_of(self.encoded)
+
+    def compute(self, item: Item) -> list[Record]:
+        """The records of one part.
+
+        Raises:
+            EvaluationError: if the method fails.
+        """
+        name, chunk = item
+        method = self.task.methods[name] or get_method(name)
+        places = self.chunks[chunk]
+        texts = [self.encoded[place] for place in places]
+        full = self.classifier.predict([encoded.inputs for encoded in texts]).log_probabilities
+        classes = full.argmax(1).tolist()
+        problem = Problem(self.classifier.model, self.classifier.explainer.tokenizer, texts, classes, self.task.seed)
+        start = time.perf_counter()
+        try:
+            scores = method.score(problem)
+            seconds = time.perf_counter() - start
+            orders = self._orders(method, problem, scores)
+        except Exception as error:
+            raise EvaluationError(
+                f"the method {name!r} failed on the texts {', '.join(map(str, places))} (counted from 0): "
+                f"{type(error).__name__}: {error}. What is finished is kept"
+            ) from error
+        records: list[Record] = [
+            {
+                "index": place,
+                "label": None if self.task.labels is None else self.task.labels[place],
+                "predicted": classes[n],
+                "probability": float(full[n, classes[n]].exp()),
+                "seconds": seconds / len(places),
+                "tokens": list(texts[n].tokens),
+                "special": list(texts[n].special),
+                "scores": scores[n].tolist(),
+            }
+            for n, place in enumerate(places)
+        ]
+        self._perturb(texts, classes, orders, records)
+        return records
+
+    def _orders(self, method: Method, problem: Problem, scores: list[Tensor]) -> list[list[int]]:
+        """The places of each text's tokens by importance; ties are broken in the same way for all methods."""
+        if len(scores) != len(problem.inputs):
+            raise ValueError(f"it gave {len(scores)} rows of scores for {len(problem.inputs)} texts")
+        orders = []
+        for index, (row, encoded) in enumerate(zip(scores, problem.inputs, strict=True)):
+            if row.shape != (len(encoded),):
+                raise ValueError(f"it gave scores of the shape {list(row.shape)} for {len(encoded)} tokens")
+            ties = problem.generator(index, "ties")
+            orders.append(importance_order(row, encoded.special, signed=method.signed, generator=ties))
+        return orders
+
+    def _perturb(
+        self, texts: Sequence[Encoded], classes: list[int], orders: list[list[int]], records: list[Record]
+    ) -> None:
+        """Add what the model says about the changed texts; inputs that come out the same are computed once."""
+        inputs: list[Inputs] = []
+        place_of: dict[object, int] = {}
+        wanted: list[list[list[int]]] = []
+        for encoded, order in zip(texts, orders, strict=True):
+            rows = []
+            for perturbation in self.task.perturbations:
+                row = []
+                for changed in perturbed(encoded, order, perturbation, self.classifier.mask_token_id):
+                    key = input_key(changed)
+                    if key not in place_of:
+                        place_of[key] = len(inputs)
+                        inputs.append(changed)
+                    row.append(place_of[key])
+                rows.append(row)
+            wanted.append(rows)
+        found = self.classifier.predict(inputs)
+        predicted = found.log_probabilities.argmax(1)
+        for record, target, rows in zip(records, classes, wanted, strict=True):
+            for perturbation, row in zip(self.task.perturbations, rows, strict=True):
+                record[f"{perturbation.name}_probability"] = found.log_probabilities[row, target].exp().tolist()
+                record[f"{perturbation.name}_predicted"] = predicted[row].tolist()
+                if perturbation.name == RATIONALE:
+                    record[f"{RATIONALE}_state"] = found.states[row[0]].numpy()
+
+
+def compute_all(worker: Worker, items: Sequence[Item], workers: int) -> Iterator[tuple[Item, list[Record]]]:
+    """Compute parts, in one process or in several, and yield each as it is done.
+
+    A part's numbers are the same in any process, since each computes on one thread.
+
+    Raises:
+        EvaluationError: if a method fails, or a process dies.
+    """
+    if workers == 1 or len(items) < 2:
+        for item in items:
+            with one_thread():
+                records = worker.compute(item)
+            yield item, records
+        return
+    pool = ProcessPoolExecutor(
+        min(workers, len(items)), multiprocessing.get_context("spawn"), initializer=_begin, initargs=(worker.task,)
+    )
+    running: dict[Future[list[Record]], Item] = {}
+    waiting = list(reversed(items))
+    try:
+        while waiting or running:
+            while waiting and len(running) < 2 * workers:
+                item = waiting.pop()
+                running[pool.submit(_compute, item)] = item
+            done, _ = wait(running, return_when=FIRST_COMPLETED)
+            for future in done:
+                yield running.pop(future), future.result()
+    except BrokenProcessPool as error:
+        raise EvaluationError(
+            "a worker process ended before its work was done: perhaps memory ran out. Run the same again, with fewer "
+            "workers; what is finished is kept"
+        ) from error
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """PyTorch computes on one thread: sums over more of them come in another order, and round differently."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+_worker: Worker | None = None  # of a worker process
+
+
+def _begin(task: Task) -> None:
+    """Start a worker process."""
+    global _worker
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all of them: the parent ends them in order
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    torch.set_num_threads(1)
+    _worker = Worker(task)
+
+
+def _end_with_parent() -> None:
+    """A parent that is killed cannot end its workers, which would wait for work for ever."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        wait_for([parent.sentinel])
+        os._exit(1)
+
+
+def _compute(item: Item) -> list[Record]:
+    if _worker is None:
+        raise RuntimeError("this is no worker process")
+    return _worker.compute(item)

@@ -1,0 +1,252 @@
+"""A run of the evaluation: what it writes, what it refuses, and that its table can be believed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from xml.etree import ElementTree
+
+import evaluation_samples
+import models
+import numpy as np
+import pyarrow.parquet
+import pytest
+import torch
+
+from decompx_fast import DecompX
+from decompx_fast.errors import InputError, OptionError, OutputError
+from decompx_fast.evaluation import METRICS, Method, evaluate
+from decompx_fast.evaluation.method import get_method
+from decompx_fast.evaluation.store import Store
+from decompx_fast.evaluation.work import EvaluationError
+from decompx_fast.optional import MissingPackageError
+
+N_TEXTS = 150
+MARKS = "random,occlusion"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> str:
+    return evaluation_samples.save_classifier(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    return evaluation_samples.write_texts(tmp_path_factory.mktemp("data") / "texts.csv", N_TEXTS)
+
+
+def shuffled(problem):
+    """The scores of occlusion, given to the wrong tokens: a deliberately broken method."""
+    scores = get_method("occlusion").score(problem)
+    return [
+        row[torch.randperm(len(row), generator=problem.generator(index, "shuffled"))]
+        for index, row in enumerate(scores)
+    ]
+
+
+SHUFFLED = Method("shuffled", "Shuffled", True, "occlusion, broken", shuffled)
+
+
+@pytest.fixture(scope="module")
+def whole(model, data, tmp_path_factory):
+    """An uninterrupted run with the marks and the broken method."""
+    out = tmp_path_factory.mktemp("whole")
+    return evaluate(data, model, out=out, methods=["random", "occlusion", SHUFFLED])
+
+
+def test_occlusion_is_an_oracle_and_shuffled_scores_are_random(whole):
+    estimates = {name: result.estimates for name, result in whole.methods.items()}
+    random, broken, oracle = estimates["random"], estimates["shuffled"], estimates["occlusion"]
+    for name, metric in METRICS.items():
+        if name == "prediction-performance":
+            continue  # the labels are no matter of the text
+        better = 1 if metric.higher_is_better else -1
+        if not metric.needs_labels:
+            assert better * (oracle[name].mean - random[name].mean) > 0, name
+        # The broken method and random scores are two draws of the same thing: their intervals meet.
+        assert broken[name].low < random[name].high and random[name].low < broken[name].high, name
+    assert oracle["aopc"].low > max(random["aopc"].high, broken["aopc"].high)
+    assert list(whole.methods)[0] == "occlusion"
+
+
+def test_results_hold_every_text_once_for_each_method(whole):
+    rows = pyarrow.parquet.read_table(whole.folder / "results.parquet").to_pylist()
+    assert len(rows) == 3 * N_TEXTS
+    assert {(row["method"], row["index"]) for row in rows} == {
+        (name, index) for name in whole.methods for index in range(N_TEXTS)
+    }
+    for row in rows[:20]:
+        assert len(row["scores"]) == len(row["tokens"]) == len(row["special"])
+        assert row["aopc"] == pytest.approx(sum(row["probability"] - p for p in row["mask-most_probability"]) / 9)
+        assert row["label"] == row["index"] % 2
+
+
+def test_probabilities_are_those_of_the_model(whole, model):
+    """Of a few texts, from the stored scores by way of the model alone."""
+    explainer = DecompX.from_pretrained(model)
+    rows = pyarrow.parquet.read_table(whole.folder / "results.parquet").to_pylist()
+    for row in [row for row in rows if row["method"] == "occlusion"][:3]:
+        ids = torch.tensor(explainer.tokenizer.convert_tokens_to_ids(row["tokens"]))
+        order = sorted((k for k in range(len(ids)) if not row["special"][k]), key=lambda k: -row["scores"][k])
+        half = ids.clone()
+        half[order[: int(len(order) / 2 + 0.5)]] = explainer.tokenizer.mask_token_id
+        full, masked = models.logits_of(explainer.model, torch.stack([ids, half])).softmax(-1)
+        assert row["predicted"] == full.argmax()
+        assert row["probability"] == pytest.approx(float(full[row["predicted"]]), abs=1e-6)
+        assert row["mask-most_probability"][4] == pytest.approx(float(masked[row["predicted"]]), abs=1e-6)
+
+
+def test_report_and_curves_are_there_and_can_be_read(whole):
+    page = (whole.folder / "report.md").read_text(encoding="utf-8")
+    first = page.index("| Method |")
+    header, rule, *rows = page[first:].split("\n\n")[0].strip().split("\n")
+    assert header.count("|") == rule.count("|") == len(METRICS) + 2
+    assert [row.split("|")[1].strip() for row in rows] == [result.label for result in whole.methods.values()]
+    mean = whole.methods["occlusion"].estimates["aopc"].mean
+    assert rows[0].split("|")[2].strip().startswith(f"{mean:.3f} [")
+    assert "Seed" in page and "Seconds per text" in page and f"{N_TEXTS} texts" in page
+    curves = [name for name in METRICS if name != "prediction-performance"]
+    for name in curves:
+        assert (whole.folder / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+        assert ElementTree.parse(whole.folder / f"{name}.svg").getroot().tag.endswith("svg")
+        assert all(name in result.curves for result in whole.methods.values())
+    values = whole.methods["random"].curves["aopc"]
+    assert sum(values) / 9 == pytest.approx(whole.methods["random"].estimates["aopc"].mean)
+
+
+def test_a_second_run_computes_nothing_and_may_ask_for_other_methods(model, data, tmp_path, monkeypatch):
+    options = {"out": tmp_path, "limit": 40, "metrics": "aopc"}
+    first = evaluate(data, model, methods="random", **options)
+    both = evaluate(data, model, methods=MARKS, **options)
+    assert both.methods["random"].estimates == first.methods["random"].estimates
+    monkeypatch.setattr("decompx_fast.evaluation.work.Worker.compute", None)
+    again = evaluate(data, model, methods=MARKS, **options)
+    assert again.methods == both.methods
+
+
+def test_differences_to_the_baseline_are_of_the_same_texts(model, data, tmp_path, monkeypatch):
+    monkeypatch.setattr("decompx_fast.evaluation.report.BASELINE", "occlusion")
+    found = evaluate(data, model, out=tmp_path, methods=MARKS, metrics="aopc", limit=60)
+    assert found.methods["occlusion"].differences == {}
+    rows = pyarrow.parquet.read_table(tmp_path / "results.parquet").to_pylist()
+    values = {
+        name: np.array([row["aopc"] for row in rows if row["method"] == name]) for name in ("random", "occlusion")
+    }
+    paired = values["random"] - values["occlusion"]
+    mean, low, high = found.methods["random"].differences["aopc"]
+    assert mean == pytest.approx(paired.mean(), abs=1e-12)
+    # The normal approximation of 60 values; that of unpaired ones would be another.
+    assert high - low == pytest.approx(2 * 1.96 * paired.std() / 60**0.5, rel=0.15)
+    page = (tmp_path / "report.md").read_text(encoding="utf-8")
+    assert "## Difference to Leave-one-out" in page and f"| Random | {mean:+.3f} [" in page
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"seed": 1}, "seed: 0 there, 1 now"),
+        ({"limit": 30}, "n_texts: 20 there, 30 now"),
+        ({"metrics": "sufficiency"}, "perturbations"),
+    ],
+)
+def test_other_settings_are_refused_with_what_differs(model, data, tmp_path, option, message):
+    options = {"out": tmp_path, "limit": 20, "methods": "random", "metrics": "aopc"}
+    evaluate(data, model, **options)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(InputError, match=message):
+        evaluate(data, model, **{**options, **option})
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_another_model_is_refused(model, data, tmp_path):
+    options = {"out": tmp_path, "limit": 20, "methods": "random", "metrics": "aopc"}
+    explainer = DecompX.from_pretrained(model)
+    evaluate(data, explainer, **options)
+    with torch.no_grad():
+        explainer.model.classifier.bias += 1
+    with pytest.raises(InputError, match="model_sha256"):
+        evaluate(data, explainer, **options)
+
+
+def test_two_runs_in_one_folder_are_refused(tmp_path):
+    with Store(tmp_path, {}).opened(), pytest.raises(OutputError, match="another run is at work"):
+        with Store(tmp_path, {}).opened():
+            pass
+    with Store(tmp_path, {}).opened():
+        pass
+
+
+def test_wrong_options_are_refused_before_the_work(model, data, tmp_path):
+    out = tmp_path / "out"
+    for options, message in (
+        ({"methods": "randum"}, "unknown attribution method 'randum': use one of random, occlusion"),
+        ({"metrics": "aopk"}, "unknown metric 'aopk': use one of aopc"),
+        ({"methods": "random,random"}, "give each method once"),
+        ({"methods": ""}, "name one method at least"),
+        ({"methods": [get_method("random"), "random"]}, "'random' is there twice"),
+        ({"workers": 0}, "workers=0"),
+        ({"seed": -1}, "seed=-1"),
+    ):
+        with pytest.raises(OptionError, match=message):
+            evaluate(data, model, out=out, **options)
+    with pytest.raises(OptionError, match="give its folder"):
+        evaluate(data, DecompX.from_pretrained(model), out=out, workers=2)
+    with pytest.raises(OptionError, match="'../up' cannot be that of a folder"):
+        evaluate(data, model, out=out, methods=[Method("../up", "Up", True, "", shuffled)])
+    needy = Method("needy", "Needy", True, "needs a package", shuffled, needs=("no_such_package",))
+    with pytest.raises(MissingPackageError, match="the method 'needy' needs no_such_package"):
+        evaluate(data, model, out=out, methods=[needy])
+    assert not out.exists()
+
+
+def test_metrics_without_labels_are_those_that_need_none(model, tmp_path):
+    data = tmp_path / "texts.jsonl"
+    data.write_text('{"text": "a dull film"}\n{"text": "a warm, sharp plot"}\n', encoding="utf-8")
+    found = evaluate(data, model, out=tmp_path / "out", methods="random")
+    assert [metric.name for metric in found.metrics] == ["aopc", "aopc-least", "comprehensiveness", "sufficiency"]
+    assert found.accuracy is None
+    with pytest.raises(InputError, match="'accuracy' needs labels"):
+        evaluate(data, model, out=tmp_path / "other", methods="random", metrics="accuracy")
+
+
+def test_too_few_texts_for_a_metric_are_refused_before_the_work(model, data, tmp_path):
+    assert "prediction-performance" not in [
+        metric.name for metric in evaluate(data, model, out=tmp_path / "a", methods="random", limit=9).metrics
+    ]
+    with pytest.raises(InputError, match="at least 10 texts, and texts.csv gives 9"):
+        evaluate(data, model, out=tmp_path / "b", methods="random", limit=9, metrics="prediction-performance")
+    assert not (tmp_path / "b").exists()
+
+
+def test_pairs_are_evaluated(model, tmp_path):
+    data = tmp_path / "pairs.csv"
+    data.write_text("text,second\na dull film,it is bad\na warm plot,it is good and sharp\n", encoding="utf-8")
+    found = evaluate(data, model, out=tmp_path / "out", methods="occlusion", metrics="aopc", pair_column="second")
+    row = pyarrow.parquet.read_table(found.folder / "results.parquet").to_pylist()[1]
+    assert row["tokens"].count("[SEP]") == 2
+    assert "2 pairs of texts" in (found.folder / "report.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("score", "message"),
+    [
+        (lambda problem: [torch.zeros(2)] * len(problem.inputs), r"shape \[2\] for \d+ tokens"),
+        (lambda problem: [], "0 rows of scores for 20 texts"),
+        (lambda problem: [torch.full((len(one),), float("nan")) for one in problem.inputs], "NaN"),
+        (lambda problem: 1 / 0, "ZeroDivisionError"),
+    ],
+)
+def test_a_method_that_fails_is_named(model, data, tmp_path, score, message):
+    with pytest.raises(EvaluationError, match=f"(?s)the method 'broken' failed on the texts 0, .*{message}"):
+        evaluate(
+            data, model, out=tmp_path, methods=[Method("broken", "Broken", True, "", score)], limit=20, metrics="aopc"
+        )
+    assert not (tmp_path / "report.md").exists()
+
+
+def test_the_model_and_the_threads_are_left_as_they_were(model, data, tmp_path):
+    explainer = DecompX.from_pretrained(model)
+    explainer.model.train()
+    with models.unchanged(explainer.model):
+        evaluate(data, explainer, out=tmp_path, methods=MARKS, limit=20, metrics="aopc")
+    assert os.listdir(tmp_path)
