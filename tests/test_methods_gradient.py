@@ -215,7 +215,7 @@ def test_few_tokens_get_their_exact_shapley_values(m):
 
 def test_sampled_shapley_values_come_near_the_exact_ones(monkeypatch):
     model = classifier(seed=3)
-    ids = [101, *range(20, 28), 102]  # 256 coalitions, of which 200 are drawn, with repetitions
+    ids = [101, *range(20, 28), 102]  # 256 coalitions, of which 100 are drawn, with repetitions
     exact = torch.from_numpy(shapley_values(model, ids))
     found = torch.stack([scores_of("kernel-shap", model, ids, seed=seed)[0][1:-1] for seed in range(12)])
     assert (found - exact).abs().max() > 1e-3, "they are sampled"
@@ -238,12 +238,12 @@ def test_lime_is_weighted_ridge_regression(m):
     model = classifier()
     ids = [101, *range(20, 20 + m), 102]
     problem = Problem(model, TOKENIZER, [encoded(ids)], [1], seed=5)
-    z = perturbation.lime_coalitions(m, 200, problem.generator(0, "lime")).numpy().astype(float)
+    z = perturbation.lime_coalitions(m, perturbation.CALLS, problem.generator(0, "lime")).numpy().astype(float)
     y = predictions(model, ids, z)
     cosine = z.sum(1) / np.sqrt(np.maximum(z.sum(1), 1e-30) * m)
     distance = 100 * (1 - cosine)  # as the reference implementation has it, with the width 25
     weight = np.diag(np.sqrt(np.exp(-(distance**2) / 25**2)))
-    rows = np.column_stack([np.ones(200), z])
+    rows = np.column_stack([np.ones(perturbation.CALLS), z])
     penalty = np.diag([0.0, *np.ones(m)])
     expected = np.linalg.solve(rows.T @ weight @ rows + penalty, rows.T @ weight @ y)[1:]
     (found,) = get_method("lime").score(problem)

@@ -1,4 +1,4 @@
-"""The lower and the upper mark that other methods are read against: random scores, and leave-one-out."""
+"""The marks that other methods are read against: random scores below, and leave-one-out, which asks the model itself."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def random(problem: Problem) -> list[Tensor]:
     "Leave-one-out",
     signed=True,
     about="how much the log probability of the class falls when the token alone is masked (Zeiler & Fergus 2014; Li, "
-    "Monroe & Jurafsky 2016): the upper mark",
+    "Monroe & Jurafsky 2016): the upper mark, which sees no two tokens together and so is no bound",
 )
 def occlusion(problem: Problem) -> list[Tensor]:
     """``score[k] = log p(class | text) - log p(class | text with token k masked)``; special tokens get 0."""

@@ -23,7 +23,7 @@ from ..method import Problem, method
 from .logits import TOKENS_PER_FORWARD, Forward, class_logit, evaluation_mode, on_device, repeated
 
 #: Masked texts that are predicted for each text, by either method.
-CALLS = 200
+CALLS = 100
 
 #: LIME's kernel for texts: the width 25 of its reference implementation, which measures distances in hundredths.
 KERNEL_WIDTH = 0.25
