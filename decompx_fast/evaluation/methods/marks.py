@@ -1,4 +1,4 @@
-"""The marks that other methods are read against: random scores below, and leave-one-out, which asks the model itself."""
+"""The marks that other methods are read against: random scores below, and leave-one-out, which asks the model."""
 
 from __future__ import annotations
 

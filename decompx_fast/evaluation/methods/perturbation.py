@@ -73,7 +73,7 @@ def lime(problem: Problem) -> list[Tensor]:
 def kernel_shap(problem: Problem) -> list[Tensor]:
     """The ``b`` that minimises ``sum_s w_s (f(s) - a - b . z_s)^2``, ``w_s`` the Shapley kernel.
 
-    The scores sum to the logit less that of the text with every token masked. Up to 7 tokens, every coalition is
+    The scores sum to the logit less that of the text with every token masked. Up to 6 tokens, every coalition is
     evaluated once with its weight; beyond, coalitions are drawn from the kernel, and weigh the same.
 
     Raises:
