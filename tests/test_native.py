@@ -204,7 +204,7 @@ def test_auto_takes_native_on_the_cpu_where_it_can():
     with pytest.raises(BackendError, match="its kernels share by absdot, dot, equal, cls, none, and rule is 'norm'"):
         ops.bias_split_(double.float(), bias, rule="norm", backend="native")
     with pytest.raises(BackendError, match="its kernels are for the CPU, and this is meta"):
-        ops.bias_split_(double.float().to("meta"), bias.to("meta"), backend="native")
+        registry.select("bias_split_", "native", torch.device("meta"))
 
 
 @needs_library

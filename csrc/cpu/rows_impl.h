@@ -130,10 +130,7 @@ inline void normalise(float* shares, int64_t count, Rule rule, const Weight& wei
     total += shares[k];
   }
   if (total != 0) {  // also where it is NaN, which then shows in every share
-    const float inverse = static_cast<float>(1 / total);
-    // The inverse of a tiny total is infinite.
-    const bool finite = inverse - inverse == 0;
-    for (int64_t k = 0; k < count; ++k) shares[k] = finite ? shares[k] * inverse : static_cast<float>(shares[k] / total);
+    for (int64_t k = 0; k < count; ++k) shares[k] = static_cast<float>(shares[k] / total);
     return;
   }
   int64_t sharing = 0;
