@@ -157,7 +157,7 @@ def _mixing(
 
 _mixing.register_fake(registry.writes_only)
 registry.implements("mixing", "torch")(mixing_torch)
-registry.implements("mixing", "native")(mixing_torch)  # products are the vendor's libraries' there too
+registry.implements("mixing", "native")(mixing_torch)  # whose products are those of a library
 
 
 @registry.implements("mixing", "triton")

@@ -119,7 +119,7 @@ def _position_apply(
 
 _position_apply.register_fake(registry.writes_only)
 registry.implements("position_apply", "torch")(position_apply_torch)
-registry.implements("position_apply", "native")(position_apply_torch)  # products are the vendor's libraries' there too
+registry.implements("position_apply", "native")(position_apply_torch)  # whose products are those of a library
 
 
 @registry.implements("position_apply", "triton")
