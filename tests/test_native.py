@@ -34,14 +34,6 @@ def level(request):
         yield request.param
 
 
-@pytest.fixture(params=[1, 2])
-def threads(request):
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
-
-
 def on_cpu(*tensors):
     return [None if t is None else t.cpu() for t in tensors]
 
@@ -66,7 +58,7 @@ CASES += [((2, 3, 7, 100), F32, rule) for rule in RULES]
 
 @pytest.mark.parametrize(("shape", "dtype", "rule"), CASES, ids=str)
 @pytest.mark.parametrize("residual", ["none", "before", "after"])
-def test_bias_split_is_accurate(level, threads, shape, dtype, rule, residual):
+def test_bias_split_is_accurate(level, shape, dtype, rule, residual):
     b, i, _, d = shape
     (bias,) = on_cpu(random(b, i, d, dtype=dtype) if residual == "before" else random(d))
     x = random_state(*shape, dtype=dtype).cpu()
@@ -83,7 +75,7 @@ def test_bias_split_is_accurate(level, threads, shape, dtype, rule, residual):
 @pytest.mark.parametrize(
     ("centre", "affine", "dots"), [(True, True, False), (False, True, True), (True, False, True), (False, False, False)]
 )
-def test_layernorm_is_accurate(level, threads, shape, dtype, rule, centre, affine, dots):
+def test_layernorm_is_accurate(level, shape, dtype, rule, centre, affine, dots):
     b, i, _, d = shape
     weight, bias, scale = on_cpu(
         random(d, dtype=dtype, low=0.5) if affine else None, random(d, seed=3), random(b, i, low=0.5, seed=4)
@@ -103,7 +95,7 @@ def test_layernorm_is_accurate(level, threads, shape, dtype, rule, centre, affin
 
 @pytest.mark.parametrize(("shape", "dtype", "rule"), CASES, ids=str)
 @pytest.mark.parametrize("parts", ["bias", "intercept", "both", "neither"])
-def test_activation_is_accurate(level, threads, shape, dtype, rule, parts):
+def test_activation_is_accurate(level, shape, dtype, rule, parts):
     b, i, _, f = shape
     slope = embedded(random(b, i, f, dtype=dtype, low=0.5, seed=5).cpu())[0]
     bias = random(f, seed=6).cpu() if parts in ("bias", "both") else None
@@ -179,6 +171,27 @@ def test_bfloat16_rounds_to_nearest_even(level):
         x = torch.zeros(1, 1, 1, 64, dtype=BF16)
         got = ops.bias_split_(x, wide, rule="cls", backend="native")
         assert torch.equal(got[0, 0, 0], wide.to(BF16))
+
+
+@needs_library
+def test_threads_change_nothing():
+    # Large enough to be divided: every position is computed by one thread, in the same order.
+    x, bias, slope, g = (random(*shape).cpu() for shape in ((2, 5, 33, 700), (700,), (2, 5, 700), (2, 5, 3, 700)))
+    results, before = [], torch.get_num_threads()
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            results.append(
+                (
+                    ops.bias_split_(x.clone(), bias, backend="native"),
+                    ops.layernorm_(x.clone(), slope[..., 0].abs() + 1, None, bias, backend="native"),
+                    ops.activation_(x.clone(), slope, bias, intercept=slope, backend="native"),
+                    ops.functional_dots(x, g, backend="native"),
+                )
+            )
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(one, two) for one, two in zip(*results, strict=True))
 
 
 def test_levels_differ_by_rounding_only():

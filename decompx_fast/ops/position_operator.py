@@ -209,9 +209,7 @@ def _position_operator(
 
 _position_operator.register_fake(registry.writes_only)
 registry.implements("position_operator", "torch")(position_operator_torch)
-registry.implements("position_operator", "native")(
-    position_operator_torch
-)  # products are the vendor's libraries' there too
+registry.implements("position_operator", "native")(position_operator_torch)  # whose products are those of a library
 
 
 @registry.implements("position_operator", "triton")
