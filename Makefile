@@ -9,7 +9,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test lint compile-gate bench device-check clean
+.PHONY: help demo test lint native-check compile-gate bench device-check clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 20
@@ -27,6 +27,10 @@ lint: .venv/installed-test  ## check style, format and types
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 
+native-check:  ## the C++ kernels' own tests under the address and the thread sanitizer
+	@csrc/cpu/tests/run.sh address
+	@csrc/cpu/tests/run.sh thread
+
 compile-gate: .venv/installed-test  ## compile every kernel for every architecture, without a GPU
 	@$(BIN)/python bench/compile_gate.py
 
@@ -43,10 +47,15 @@ clean:  ## remove build outputs and caches; .venv stays
 	@rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
 	@find . -path ./.venv -prune -o -type d -name __pycache__ -prune -exec rm -rf {} +
 
-# One stamp for each extra of pyproject.toml, made anew when what is to be installed has changed.
-.venv/installed-%: pyproject.toml setup.py constraints.txt | $(BIN)/python
+# One stamp for each extra of pyproject.toml, made anew when what is to be installed or compiled has changed. First what
+# it needs, PyTorch among it, then the package once more with the C++ kernels, which are compiled against that PyTorch.
+.venv/installed-%: pyproject.toml setup.py constraints.txt $(wildcard csrc/cpu/*.cpp csrc/cpu/*.h) | $(BIN)/python
 	@echo "Installing decompx_fast and what '$*' needs into .venv (the first time takes minutes)"
-	@$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[$*]"
+	@$(BIN)/python -m pip install --quiet -c constraints.txt setuptools wheel
+	@DECOMPX_FAST_NATIVE=0 $(BIN)/python -m pip install --quiet -c constraints.txt -e ".[$*]"
+	@$(BIN)/python -m pip install --quiet --no-build-isolation --no-deps -e .
+	@$(BIN)/python -c 'from decompx_fast import ops; can, reason = ops.usable("native", "cpu"); \
+	can or print("Going on without the C++ kernels:", reason)'
 	@touch $@
 
 $(BIN)/python:

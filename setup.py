@@ -1,12 +1,21 @@
-"""Which packages are installed, and from which folders. All other metadata is in pyproject.toml.
+"""Which packages are installed, from which folders, and what is compiled. All other metadata is in pyproject.toml.
 
 The Triton kernels live in the top folder ``kernels/`` and are installed as ``decompx_fast.kernels``. Nothing
 may be installed as a top-level ``kernels``: that name belongs to another project, which transformers imports
 when it is there. Hence three rules: packages are listed here, never discovered; ``kernels/`` has no
 ``__init__.py``; and a symlink, ``decompx_fast/kernels``, serves a source tree that is used where it lies.
+
+What is compiled is optional. It needs a C++ compiler and PyTorch, which an isolated build does not see; without them
+the package is installed without it, and ``decompx-fast doctor`` says so. ``DECOMPX_FAST_NATIVE=0`` leaves it out,
+``DECOMPX_FAST_NATIVE=1`` makes it an error if it cannot be built.
 """
 
-from setuptools import setup
+import importlib.util
+import os
+import platform
+from pathlib import Path
+
+from setuptools import Extension, setup
 
 PACKAGES = [
     "decompx_fast",
@@ -26,5 +35,57 @@ PACKAGE_DATA = {
     "decompx_fast.linearize": ["*.safetensors"],
 }
 
+#: The oldest PyTorch that what is compiled runs with, whichever it is compiled with: 2.11.
+OLDEST_TORCH = "0x020b000000000000ULL"
+
+#: No instruction set is named here: a file that needs one selects it, and is called only where the processor has it.
+COMPILE_FLAGS = ["-std=c++20", "-O3", "-g0", "-fvisibility=hidden", "-ffp-contract=fast", "-Wno-psabi"]
+
+OLDEST_PYTHON = {"tag": "cp310", "macro": "0x030a0000"}
+
+
+def torch_folder() -> Path | None:
+    """Where a PyTorch with a stable interface lies; it is not imported, which takes seconds."""
+    found = importlib.util.find_spec("torch")
+    if found is None or found.origin is None:
+        return None
+    folder = Path(found.origin).parent
+    return folder if (folder / "include/torch/csrc/stable/ops.h").exists() else None
+
+
+def native() -> list[Extension]:
+    """``csrc/cpu``, or nothing where it cannot be built."""
+    wish = os.environ.get("DECOMPX_FAST_NATIVE", "auto")
+    if wish not in ("auto", "0", "1"):
+        raise SystemExit(f"DECOMPX_FAST_NATIVE={wish!r}: use 0, 1 or auto")
+    folder = None if wish == "0" or platform.system() == "Windows" else torch_folder()
+    if folder is None:
+        if wish == "1":
+            raise SystemExit("DECOMPX_FAST_NATIVE=1, but there is no PyTorch here: install it, --no-build-isolation")
+        return []
+    return [
+        Extension(
+            "decompx_fast.ops._native",
+            sources=[str(path) for path in sorted(Path("csrc/cpu").glob("*.cpp"))],
+            depends=[str(path) for path in sorted(Path("csrc/cpu").glob("*.h"))],
+            include_dirs=[str(folder / "include")],
+            library_dirs=[str(folder / "lib")],
+            libraries=["torch_cpu"],
+            define_macros=[("TORCH_TARGET_VERSION", OLDEST_TORCH), ("Py_LIMITED_API", OLDEST_PYTHON["macro"])],
+            extra_compile_args=COMPILE_FLAGS,
+            py_limited_api=True,
+            optional=wish == "auto",
+            language="c++",
+        )
+    ]
+
+
 if __name__ == "__main__":
-    setup(packages=PACKAGES, package_dir=PACKAGE_DIR, package_data=PACKAGE_DATA)
+    extensions = native()
+    setup(
+        packages=PACKAGES,
+        package_dir=PACKAGE_DIR,
+        package_data=PACKAGE_DATA,
+        ext_modules=extensions,
+        options={"bdist_wheel": {"py_limited_api": OLDEST_PYTHON["tag"]}} if extensions else {},
+    )

@@ -19,9 +19,11 @@ from baselines import released_pattern
 from conftest import DTYPES
 from transformers import BertConfig, BertForSequenceClassification
 
+from decompx_fast import DecompX
 from decompx_fast.config import DecompXConfig
 from decompx_fast.engines import adjoint, forward, reference
 from decompx_fast.linearize.registry import linearize
+from decompx_fast.ops import products
 
 SHAPES = {
     "bert-base": {"num_hidden_layers": 12, "hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072},
@@ -31,12 +33,16 @@ RELEASED = DecompXConfig(variant="released")
 FULL = DecompXConfig()
 TOKEN = DecompXConfig(bias="bias_token")
 
+#: Real sentences, and how many tokens and how many of them.
+SENTENCES = Path(__file__).parent.parent / "tests" / "data" / "movie-snippets-heldout.tsv"
+TOKENS, COUNT = range(20, 41), 48
+
 #: Shape, engine, lengths on a CPU, lengths on a GPU. What would take minutes or more memory than there is, is left out.
 CASES = [
-    ("bert-base", "forward", (64, 128, 256), (64, 128, 256, 512, 1024, 2048)),
+    ("bert-base", "forward", (32, 64, 128, 256), (64, 128, 256, 512, 1024, 2048)),
     ("bert-base", "adjoint", (64, 128, 256, 512), (64, 128, 256, 512, 1024, 2048, 4096)),
     ("bert-base", "reference", (64, 128), (64, 128, 256, 512)),
-    ("bert-base", "released pattern", (64, 128), (64, 128, 256)),
+    ("bert-base", "released pattern", (32, 64, 128), (64, 128, 256)),
     ("bert-base", "plain forward pass", (64, 128, 256, 512), (64, 128, 256, 512, 1024, 2048, 4096)),
     ("minilm", "forward", (32, 128, 512), ()),
     ("minilm", "adjoint", (32, 128, 512), ()),
@@ -48,13 +54,20 @@ CASES = [
 ]
 
 
+def has_bfloat16() -> bool:
+    """Whether this CPU multiplies bfloat16 faster than it widens it."""
+    return products.way(torch.bfloat16, "large") == "torch"
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "engine" not in metafunc.fixturenames:
+        return
     on_cuda = metafunc.config.getoption("--device") == "cuda"
     cases = [
         (shape, engine, n, dtype)
         for shape, engine, on_cpu, on_gpu in CASES
         for n in (on_gpu if on_cuda else on_cpu)
-        for dtype in (("float32", "bfloat16") if on_cuda and engine == "forward" else ("float32",))
+        for dtype in (("float32", "bfloat16") if engine == "forward" and (on_cuda or has_bfloat16()) else ("float32",))
     ]
     metafunc.parametrize(("shape", "engine", "n", "dtype"), cases)
 
@@ -163,4 +176,22 @@ def test_explain(record, device, shape, engine, n, dtype):
         positions=n,
         peak_bytes=memory,
         state_bytes=n * n * sizes["hidden_size"] * dtype.itemsize,
+    )
+
+
+def test_sentences(record, device):
+    """Sentences of 20 to 40 tokens through the embedded model, as a user would: tokenizer, batches, explanations."""
+    explainer = DecompX.demo(device=device)
+    texts = [line.split("\t")[-1] for line in SENTENCES.read_text(encoding="utf-8").splitlines()[1:]]
+    lengths = {text: len(explainer.tokenizer(text)["input_ids"]) for text in texts}
+    texts = [text for text in texts if lengths[text] in TOKENS][:COUNT]
+    record(
+        lambda: explainer.explain(texts, engine="forward", progress=False),
+        flops=sum(least_flops(SHAPES["minilm"], lengths[text]) for text in texts),
+        bytes_=0,
+        dtype=torch.float32,
+        rounds=5,
+        sentences=len(texts),
+        tokens=sum(lengths[text] for text in texts),
+        shape="minilm",
     )

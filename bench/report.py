@@ -20,6 +20,8 @@ from typing import Any
 
 import torch
 
+from decompx_fast.ops import products, usable
+
 HERE = Path(__file__).resolve().parent
 PACKAGES = ("torch", "triton", "transformers")
 
@@ -78,6 +80,8 @@ def collect(run: dict[str, Any], cuda: bool) -> dict[str, Any]:
         "versions": {package: version(package) for package in PACKAGES},
         "commit": commit(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "cpu_products": {kind: products.way(torch.float32, kind) for kind in products.SIZES},
+        "cpu_kernels": usable("native", "cpu")[1],
         "time": run.get("datetime"),
         "rows": rows_of(run),
     }
@@ -111,9 +115,24 @@ def explain_table(rows: list[Row]) -> list[str]:
     return lines
 
 
+def sentences_table(rows: list[Row]) -> list[str]:
+    lines = [
+        "| model | dtype | sentences | tokens each | sentences/s | median s | floor s | of the ceiling |",
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for row in rows:
+        lines.append(
+            f"| {row['shape']} | {row['dtype']} | {row['sentences']} | {row['tokens'] / row['sentences']:.0f} | "
+            f"{row['sentences'] / row['median_s']:.1f} | {row['median_s']:.3f} | {row['floor_s']:.3f} | "
+            f"{row['achieved_over_possible']:.0%} |"
+        )
+    return lines
+
+
 def markdown(result: dict[str, Any]) -> str:
     kernels = [row for row in result["rows"] if "op" in row]
     whole = [row for row in result["rows"] if "engine" in row]
+    sentences = [row for row in result["rows"] if "sentences" in row]
     versions = ", ".join(f"{name} {value}" for name, value in result["versions"].items() if value)
     lines = [f"# {result['device']}", "", f"Python {result['python']}, {versions}; commit {result['commit']}.", ""]
     ceilings = {(row["dtype"], round(row["matmul_flops_per_s"] / 1e9)) for row in result["rows"]}
@@ -123,6 +142,7 @@ def markdown(result: dict[str, Any]) -> str:
         lines.append(f"Ceiling of memory: {rate} GB/s (a large copy, same run).")
     lines += ["", "## Ops", "", *kernels_table(kernels)] if kernels else []
     lines += ["", "## Whole explanations", "", *explain_table(whole)] if whole else []
+    lines += ["", "## Sentences", "", *sentences_table(sentences)] if sentences else []
     return "\n".join(lines) + "\n"
 
 

@@ -89,21 +89,21 @@ def test_auto_steps_aside_where_a_backend_cannot(monkeypatch):
     monkeypatch.setattr(registry, "_backends", dict(registry._backends))
     monkeypatch.setattr(registry, "_implementations", dict(registry._implementations))
     calls = []
-    registry.add_backend("native", lambda device: (device.type == "cpu", "for CPUs"), auto_on=("cpu",))
-    registry.implements("mixing", "native")(lambda *args, **options: calls.append("native"))
+    registry.add_backend("other", lambda device: (device.type == "cpu", "for CPUs"), auto_on=("cpu",))
+    registry.implements("mixing", "other")(lambda *args, **options: calls.append("other"))
     cpu = torch.device("cpu")
     registry.select("mixing", "auto", cpu)()
-    assert calls == ["native"]
+    assert calls == ["other"]
     torch_mixing = registry.select("mixing", "torch", cpu)
-    assert registry.select("mixing", "auto", cpu, limits={"native": "not today"}) is torch_mixing
-    assert registry.select("layernorm_", "auto", cpu) is registry.select("layernorm_", "torch", cpu)
-    assert ops.backend_names() == ("auto", "torch", "triton", "native")
-    with pytest.raises(BackendError, match="layernorm_: backend='native' cannot be used on cpu: it has no layernorm_"):
-        registry.select("layernorm_", "native", cpu)
-    with pytest.raises(BackendError, match="mixing: backend='native' cannot be used on meta: for CPUs"):
-        registry.select("mixing", "native", torch.device("meta"))
+    assert registry.select("mixing", "auto", cpu, limits={"other": "not today"}) is torch_mixing
+    assert registry.select("layernorm_", "auto", cpu) is not registry.select("mixing", "auto", cpu)
+    assert ops.backend_names() == ("auto", "torch", "triton", "native", "other")
+    with pytest.raises(BackendError, match="layernorm_: backend='other' cannot be used on cpu: it has no layernorm_"):
+        registry.select("layernorm_", "other", cpu)
+    with pytest.raises(BackendError, match="mixing: backend='other' cannot be used on meta: for CPUs"):
+        registry.select("mixing", "other", torch.device("meta"))
     with pytest.raises(BackendError, match="cannot be used on cpu: not today"):
-        registry.select("mixing", "native", cpu, limits={"native": "not today"})
+        registry.select("mixing", "other", cpu, limits={"other": "not today"})
 
 
 @pytest.mark.parametrize("rule", ["norm", "abssim"])

@@ -21,6 +21,9 @@ import decompx_fast
 ROOT = Path(__file__).resolve().parent.parent
 MODES = ("wheel", "sdist", "editable", "strict")
 
+#: What is compiled, where there is a compiler. Compiling takes seconds, so only what is built below does it.
+COMPILED = {"decompx_fast/ops/_native.abi3.so"} if shutil.which("g++") else set()
+
 
 def package_files(root: Path) -> set[str]:
     """The files below ``decompx_fast/`` once installed, where ``kernels/`` is one of its folders."""
@@ -44,9 +47,10 @@ def test_kernels_folder_is_reached_only_through_the_package() -> None:
     assert os.readlink(ROOT / "decompx_fast" / "kernels") == os.path.join("..", "kernels")
 
 
-def python(*arguments: str | Path, cwd: Path, executable: str | Path = sys.executable) -> str:
+def python(*arguments: str | Path, cwd: Path, executable: str | Path = sys.executable, native: str = "0") -> str:
     """Run the Python of an environment without PYTHONPATH; what it printed, which a failure shows too."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environment["DECOMPX_FAST_NATIVE"] = native
     command = [str(executable), *map(str, arguments)]
     run = subprocess.run(command, cwd=cwd, env=environment, text=True, stdout=-1, stderr=subprocess.STDOUT)
     assert run.returncode == 0, f"{' '.join(command)}\n{run.stdout}"
@@ -78,8 +82,8 @@ class Built(NamedTuple):
 def built(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Built:
     direct, through_sdist = tmp_path_factory.mktemp("direct"), tmp_path_factory.mktemp("through_sdist")
     build = ("-m", "build", "--no-isolation", "--outdir")
-    python(*build, through_sdist, source, cwd=source)  # the sdist, then a wheel from it
-    python(*build, direct, "--wheel", source, cwd=source)
+    python(*build, through_sdist, source, cwd=source, native="auto")  # the sdist, then a wheel from it
+    python(*build, direct, "--wheel", source, cwd=source, native="auto")
     (wheel,), (sdist,), (wheel_of_sdist,) = (
         direct.glob("*.whl"),
         through_sdist.glob("*.tar.gz"),
@@ -96,7 +100,8 @@ def contents(wheel: Path) -> dict[str, bytes]:
 @pytest.mark.slow
 def test_wheel_holds_every_file_of_the_package_and_no_other(source: Path, built: Built) -> None:
     installed = {name for name in contents(built.wheel) if ".dist-info/" not in name}
-    assert installed == package_files(source)
+    assert installed == package_files(source) | COMPILED
+    assert built.wheel.name.endswith("-cp310-abi3-linux_x86_64.whl" if COMPILED else "-py3-none-any.whl")
 
 
 @pytest.mark.slow
@@ -201,6 +206,15 @@ def test_installs_no_top_level_kernels(environment: Environment) -> None:
     assert not {name for name in names if name.partition(".")[0] == "kernels"}
     (top_level,) = environment.site_packages.glob("decompx_fast-*.dist-info/top_level.txt")
     assert top_level.read_text().split() == ["decompx_fast"]
+
+
+@pytest.mark.slow
+def test_doctor_tells_whether_the_cpu_kernels_are_there(environment: Environment) -> None:
+    code = "from decompx_fast import doctor; print(*doctor.backends(), sep='\\n')"
+    printed = python("-c", code, cwd=environment.executable.parent, executable=environment.executable)
+    compiled = COMPILED and environment.executable.parent.parent.name.startswith("wheel")
+    line = "('native', 'cpu', 'usable', 'C++ kernels, " if compiled else "('native', 'cpu', 'not usable', 'it was not"
+    assert line in printed
 
 
 @pytest.mark.slow

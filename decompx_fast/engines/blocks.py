@@ -8,6 +8,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from ..ops.products import multiply
+
 
 class Workspace:
     """One flat buffer, divided anew by each phase, so that no block is allocated inside a loop."""
@@ -55,4 +57,4 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 
 def matmul(x: Tensor, weight: Tensor, *, out: Tensor) -> None:
     """``x W`` of contiguous ``[..., d]``, as one product of matrices."""
-    torch.mm(x.flatten(0, -2), weight.to(x.dtype), out=out.flatten(0, -2))
+    multiply(x.flatten(0, -2), weight.to(x.dtype), out=out.flatten(0, -2))

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from ..config import DecompXConfig
+from ..ops.products import WIDENED_NUMBERS
 from .blocks import block_length, wide
 from .shape import ModelShape
 
@@ -50,7 +51,9 @@ class Costs:
         grouped: whether sources are groups of tokens.
         dtype: of the state.
         config: the options.
-        twins: whether the ops run in plain PyTorch, which makes intermediate results.
+        twins: whether the ops that multiply matrices run in plain PyTorch, which makes intermediate results.
+        row_twins: whether the ops on single vectors do.
+        widens: whether products of half precisions are taken in float32.
     """
 
     shape: ModelShape
@@ -61,6 +64,8 @@ class Costs:
     dtype: torch.dtype
     config: DecompXConfig
     twins: bool
+    row_twins: bool = True
+    widens: bool = False
 
     @property
     def positions(self) -> int:
@@ -98,6 +103,16 @@ class Costs:
     def widened(self) -> int:
         """Bytes of a number's float32 copy, which the twins make of half precisions."""
         return self.wide if self.twins and self.item < self.wide else 0
+
+    @property
+    def row_widened(self) -> int:
+        """The same for the ops on single vectors."""
+        return self.widened if self.row_twins else 0
+
+    def widening_bytes(self, rows: int, n_in: int, n_out: int) -> int:
+        """Float32 copies while vectors are multiplied by weights in half precision."""
+        at_once = min(rows, max(WIDENED_NUMBERS // max(n_in, n_out, 1), 1))
+        return self.wide * (n_in * n_out + at_once * (n_in + n_out)) if self.widens else 0
 
     @property
     def cast(self) -> int:
@@ -164,7 +179,7 @@ class Costs:
         rows = min(self.n, MASKED_ROWS) if s.masked else self.n
         copies = s.head_size * (self.n * (self.item + self.widened) + rows * self.wide)
         # Dots of half precisions read a float32 copy of one input's vectors.
-        return max(copies, dots + (self.n * s.d * self.widened if dots else 0))
+        return max(copies, dots + (self.n * s.d * self.row_widened if dots else 0))
 
     def mixing_bytes(self, blocks: Blocks) -> int:
         s = self.shape
@@ -178,6 +193,7 @@ class Costs:
             making + queries + (held if rows < self.n else 0),
             held + widened_alpha + sources * self.source_bytes(),
             held + self._first_bytes(sources, rows),
+            held + self.widening_bytes(sources * self.positions, s.d, s.heads * s.head_size),
             self.shares_bytes() * SHARING_TEMPORARIES,
         )
         return weights + self.shares_bytes() + most
@@ -194,7 +210,8 @@ class Costs:
         """What a position on the direct path takes beside the buffer: its slope while biases are shared, or before."""
         s = self.shape
         width = max(s.f if self.config.ffn else 0, s.d)
-        sharing = self.k * (width * self.widened + SHARING_TEMPORARIES * self.wide) + s.f * self.constant
+        temporaries = self.k * (width * self.widened + SHARING_TEMPORARIES * self.wide) if self.row_twins else 0
+        sharing = temporaries + s.f * self.constant
         return max(sharing, (1 + ACTIVATION_TEMPORARIES) * s.f * self.constant)
 
     def operator_row_bytes(self) -> tuple[int, int, int]:
@@ -204,8 +221,7 @@ class Costs:
         sites = 5 + (self.config.activation == "linear")
         held = (s.f + sites * s.d + sites * self.k) * self.wide
         functionals = (4 * s.f + 9 * s.d + (sites + SHARING_TEMPORARIES) * self.k) * self.wide
-        product = self.k * s.d * self.wide if self.twins and not self.widened else 0
-        return held + functionals + self.k * s.d * self.widened, held, held + product
+        return held + functionals + self.k * s.d * self.row_widened, held, held
 
     def weights_bytes(self, path: str) -> int:
         """Copies of a network's weights: cast, and on the operator path with the norms folded in."""
@@ -220,7 +236,8 @@ class Costs:
         weights = self.weights_bytes(path)
         if path == "direct":
             rows = block_length(self.positions, blocks.direct_rows)
-            return self.shares_bytes() + weights + rows * self.direct_row_bytes()
+            widening = self.widening_bytes(rows * self.k, self.shape.d, self.shape.f)
+            return self.shares_bytes() + weights + max(rows * self.direct_row_bytes(), widening)
         rows = block_length(self.positions, blocks.operator_rows)
         finding, building, applying = (rows * row for row in self.operator_row_bytes())
         return self.shares_bytes() + max(finding, building + weights, applying)

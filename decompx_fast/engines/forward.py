@@ -59,7 +59,7 @@ def attribute(
         path: ``direct`` applies one component after the other; ``operator`` builds one matrix per position, which
             needs post-norm layers and a rule that no norm of a vector enters; ``auto`` takes what costs fewer
             operations.
-        backend: of the ops: ``auto``, ``triton`` or ``torch``.
+        backend: of the ops: ``auto``, ``triton``, ``native`` or ``torch``.
         workspace_bytes: how much memory all but the state may take, if one row and one source fit in it; ``None``:
             :func:`decompx_fast.engines.memory.default_workspace`.
 

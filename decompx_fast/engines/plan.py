@@ -13,7 +13,7 @@ import torch
 
 from ..config import LINEAR_BIAS_RULES, DecompXConfig
 from ..errors import OptionError, PlanError
-from ..ops import usable
+from ..ops import native, products, usable
 from .costs import Blocks, Costs, gib
 from .memory import available_bytes, default_workspace
 from .shape import ModelShape
@@ -73,6 +73,8 @@ def plan(
         dtype=dtype,
         config=config,
         twins=not _has_kernels(backend, device, dtype),
+        row_twins=not (_has_kernels(backend, device, dtype) or _has_native(backend, device, dtype)),
+        widens=device.type == "cpu" and dtype.itemsize < 4 and products.way(dtype, "large") == "widened",
     )
     chosen = _choose_path(costs, path)
     budget = default_workspace(costs.state_bytes, device) if workspace_bytes is None else workspace_bytes
@@ -111,7 +113,12 @@ def _has_kernels(backend: str, device: torch.device, dtype: torch.dtype) -> bool
     """Whether the ops will run as kernels, which keep their intermediate results on the chip."""
     if backend == "auto":
         return device.type == "cuda" and dtype is not torch.float64 and usable("triton", device)[0]
-    return backend != "torch"
+    return backend == "triton"
+
+
+def _has_native(backend: str, device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether the ops on single vectors will run as kernels of the CPU."""
+    return backend in ("auto", "native") and dtype in native.DTYPES and usable("native", device)[0]
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import checks, registry
+from . import checks, native, registry
 from .shares import KERNEL_RULES, RULES, Rule, accumulation_dtype, vector_shares
 
 
@@ -33,7 +33,7 @@ def activation_(
             float32.
         rule: as in :func:`bias_split_`; ``norm`` and ``abssim`` through the twin only. ``none`` adds neither
             the bias nor the intercept.
-        backend: ``auto``, ``triton`` or ``torch``.
+        backend: ``auto``, ``triton``, ``native`` or ``torch``.
 
     Returns:
         ``a``.
@@ -84,8 +84,11 @@ def activation_torch(
 def _activation(
     a: Tensor, slope: Tensor, bias: Tensor | None, intercept: Tensor | None, rule: str, backend: str
 ) -> None:
-    limit = registry.triton_dtype_limit(a.dtype) or registry.triton_rule_limit(rule, KERNEL_RULES)
-    compute = registry.select("activation_", backend, a.device, limits={"triton": limit})
+    limits = {
+        "triton": registry.triton_dtype_limit(a.dtype) or registry.triton_rule_limit(rule, KERNEL_RULES),
+        "native": native.limit(a.dtype, rule),
+    }
+    compute = registry.select("activation_", backend, a.device, limits=limits)
     compute(a, slope, bias, intercept=intercept, rule=rule)
 
 
@@ -98,3 +101,8 @@ def _activation_triton(*tensors: Any, **options: Any) -> None:
     from ..kernels.activation import activation as launch
 
     launch(*tensors, **options)
+
+
+@registry.implements("activation_", "native")
+def _activation_native(*tensors: Any, **options: Any) -> None:
+    native.activation(*tensors, **options)

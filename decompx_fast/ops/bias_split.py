@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
-from . import checks, registry
+from . import checks, native, registry
 from .shares import KERNEL_RULES, RULES, Rule, accumulation_dtype, vector_shares
 
 
@@ -36,7 +36,7 @@ def bias_split_(
             only the twin has: there ``backend="auto"`` takes plain PyTorch on every device.
         residual: ``[b, i, k, d]`` like ``x``, not overlapping it, or ``None``.
         share_after_residual: whether the weights come from the vectors after the residual is added.
-        backend: ``auto``, ``triton`` or ``torch``.
+        backend: ``auto``, ``triton``, ``native`` or ``torch``.
 
     Returns:
         ``x``.
@@ -93,8 +93,11 @@ def _bias_split(
 ) -> None:
     if residual is not None:
         checks.no_overlap("bias_split_", "x", x, "residual", residual)
-    limit = registry.triton_dtype_limit(x.dtype) or registry.triton_rule_limit(rule, KERNEL_RULES)
-    compute = registry.select("bias_split_", backend, x.device, limits={"triton": limit})
+    limits = {
+        "triton": registry.triton_dtype_limit(x.dtype) or registry.triton_rule_limit(rule, KERNEL_RULES),
+        "native": native.limit(x.dtype, rule),
+    }
+    compute = registry.select("bias_split_", backend, x.device, limits=limits)
     compute(x, bias, rule=rule, residual=residual, share_after_residual=share_after_residual)
 
 
@@ -107,3 +110,8 @@ def _bias_split_triton(*tensors: Any, **options: Any) -> None:
     from ..kernels.bias_split import bias_split as launch
 
     launch(*tensors, **options)
+
+
+@registry.implements("bias_split_", "native")
+def _bias_split_native(*tensors: Any, **options: Any) -> None:
+    native.bias_split(*tensors, **options)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
-from . import checks, registry
+from . import checks, native, registry
 from .shares import accumulation_dtype
 
 MOST_FUNCTIONALS = 8
@@ -18,7 +18,7 @@ def functional_dots(x: Tensor, g: Tensor, *, backend: str = "auto") -> Tensor:
     Args:
         x: ``[b, i, k, d]``, float32, float64, bfloat16 or float16; last axis contiguous, other strides free.
         g: ``[b, i, m, d]`` with ``m <= 8``; dtype of ``x`` or float32; last axis contiguous.
-        backend: ``auto``, ``triton`` or ``torch``.
+        backend: ``auto``, ``triton``, ``native`` or ``torch``.
 
     Returns:
         ``[b, i, k, m]``, float32 (float64 for a float64 ``x``).
@@ -55,7 +55,7 @@ def functional_dots_torch(out: Tensor, x: Tensor, g: Tensor) -> None:
 
 @torch.library.custom_op("decompx_fast::functional_dots", mutates_args=("out",))
 def _functional_dots(out: Tensor, x: Tensor, g: Tensor, backend: str) -> None:
-    limits = {"triton": registry.triton_dtype_limit(x.dtype)}
+    limits = {"triton": registry.triton_dtype_limit(x.dtype), "native": native.limit(x.dtype)}
     registry.select("functional_dots", backend, x.device, limits=limits)(out, x, g)
 
 
@@ -68,3 +68,8 @@ def _functional_dots_triton(*tensors: Any, **options: Any) -> None:
     from ..kernels.functional_dots import functional_dots as launch
 
     launch(*tensors, **options)
+
+
+@registry.implements("functional_dots", "native")
+def _functional_dots_native(*tensors: Any, **options: Any) -> None:
+    native.functional_dots(*tensors, **options)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
-from . import checks, registry
+from . import checks, native, registry
 from .shares import DOT_RULES, KERNEL_RULES, RULES, Rule, accumulation_dtype, vector_shares
 
 
@@ -36,7 +36,7 @@ def layernorm_(
         dots: ``[b, i, k]``, ``y[i,k] . bias`` up to a positive factor common to the sources, if known already
             (from the product that made ``x``); float32, or float64 with a float64 ``x``. For the rules
             ``absdot`` and ``dot``. It saves one pass over the state.
-        backend: ``auto``, ``triton`` or ``torch``.
+        backend: ``auto``, ``triton``, ``native`` or ``torch``.
 
     Returns:
         ``x``.
@@ -102,8 +102,11 @@ def _layernorm(
     rule: str,
     backend: str,
 ) -> None:
-    limit = registry.triton_dtype_limit(x.dtype) or registry.triton_rule_limit(rule, KERNEL_RULES)
-    compute = registry.select("layernorm_", backend, x.device, limits={"triton": limit})
+    limits = {
+        "triton": registry.triton_dtype_limit(x.dtype) or registry.triton_rule_limit(rule, KERNEL_RULES),
+        "native": native.limit(x.dtype, rule),
+    }
+    compute = registry.select("layernorm_", backend, x.device, limits=limits)
     compute(x, scale, weight, bias, centre=centre, rule=rule, dots=dots)
 
 
@@ -116,3 +119,8 @@ def _layernorm_triton(*tensors: Any, **options: Any) -> None:
     from ..kernels.layernorm import layernorm as launch
 
     launch(*tensors, **options)
+
+
+@registry.implements("layernorm_", "native")
+def _layernorm_native(*tensors: Any, **options: Any) -> None:
+    native.layernorm(*tensors, **options)

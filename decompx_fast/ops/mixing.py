@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ..errors import InputError
 from . import checks, registry
+from .products import multiply
 from .shares import accumulation_dtype
 
 Precision = Literal["ieee", "tf32", "tf32x3"]
@@ -45,7 +46,7 @@ def mixing(
         precision: of the products of float32 numbers in Triton: ``ieee``, ``tf32`` (10-bit mantissas on the
             matrix units) or ``tf32x3`` (three such products, nearly float32). Plain PyTorch follows
             ``torch.backends.cuda.matmul`` instead.
-        backend: ``auto``, ``triton`` or ``torch``.
+        backend: ``auto``, ``triton``, ``native`` or ``torch``.
 
     Returns:
         ``out``, ``[b, i, k, h, v]``.
@@ -108,7 +109,8 @@ def mixing_torch(
                 allowed = _allowed(start + offset, stop + offset, keys, causal, window, alpha.device)
                 if allowed is not None:
                     weights = weights.where(allowed, weights.new_zeros(()))
-                mixed = weights @ values[keys]  # [i, (k v)]
+                mixed = weights.new_empty(stop - start, n_k * n_v)  # [i, (k v)]
+                multiply(weights, values[keys], out=mixed)
                 out[n, start:stop, :, head] = mixed.view(stop - start, n_k, n_v)
 
 
@@ -155,6 +157,7 @@ def _mixing(
 
 _mixing.register_fake(registry.writes_only)
 registry.implements("mixing", "torch")(mixing_torch)
+registry.implements("mixing", "native")(mixing_torch)  # whose products are those of a library
 
 
 @registry.implements("mixing", "triton")

@@ -33,7 +33,7 @@ def position_apply(
         out: ``[b, i, k, e]`` to write to, dtype of ``r``, last axis contiguous, not overlapping any input.
             ``None``: a new tensor.
         precision: of float32 products in Triton, as in :func:`mixing`.
-        backend: ``auto``, ``triton`` or ``torch``.
+        backend: ``auto``, ``triton``, ``native`` or ``torch``.
 
     Returns:
         ``out``, ``[b, i, k, e]``.
@@ -91,10 +91,12 @@ def position_apply_torch(
     for n in range(r.shape[0]):
         # Half precisions position by position: only then are the float32 copies small.
         for rows in [slice(None)] if dtype is r.dtype else [slice(p, p + 1) for p in range(r.shape[1])]:
-            product = r[n, rows].to(dtype) @ t[n, rows].to(dtype)  # [i, k, e]
+            product = out[n, rows] if dtype is r.dtype else out.new_empty(1, *out.shape[2:], dtype=dtype)  # [i, k, e]
+            torch.bmm(r[n, rows].to(dtype), t[n, rows].to(dtype), out=product)
             if shares is not None and u is not None:
                 product.baddbmm_(shares[n, rows].to(dtype), u[n, rows].to(dtype))
-            out[n, rows] = product
+            if dtype is not r.dtype:
+                out[n, rows] = product
 
 
 @torch.library.custom_op("decompx_fast::position_apply", mutates_args=("out",))
@@ -117,6 +119,7 @@ def _position_apply(
 
 _position_apply.register_fake(registry.writes_only)
 registry.implements("position_apply", "torch")(position_apply_torch)
+registry.implements("position_apply", "native")(position_apply_torch)  # whose products are those of a library
 
 
 @registry.implements("position_apply", "triton")

@@ -65,7 +65,7 @@ def position_operator(
         norm_in, norm_out: a :class:`FrozenNorm`, or ``None``.
         out: ``[b, i, d, d]`` to write to, dtype of ``w_in``, last axis contiguous. ``None``: a new tensor.
         precision: of float32 products in Triton, as in :func:`mixing`.
-        backend: ``auto``, ``triton`` or ``torch``.
+        backend: ``auto``, ``triton``, ``native`` or ``torch``.
 
     Returns:
         ``out``, ``[b, i, d, d]``.
@@ -147,10 +147,14 @@ def position_operator_torch(
     wide_in, wide_out = w_in.to(dtype), w_out.to(dtype)
     diagonal, column, row, right = skip
     identity = torch.addcmul(column, row[:, None], right).add_(diagonal.diag())  # [d, d]
+    scaled = torch.empty_like(wide_in)  # one buffer for all positions: fresh memory costs more than the scaling
     for n in range(theta.shape[0]):
         for position in range(theta.shape[1]):
-            product = torch.addmm(identity, wide_in * theta[n, position].to(dtype), wide_out)
-            out[n, position] = product * factor[n, position]
+            torch.mul(wide_in, theta[n, position].to(dtype) * factor[n, position], out=scaled)
+            if dtype is out.dtype:
+                torch.mul(identity, factor[n, position], out=out[n, position]).addmm_(scaled, wide_out)
+            else:
+                out[n, position] = (identity * factor[n, position]).addmm_(scaled, wide_out)
 
 
 def _check_norm(op: str, name: str, norm: FrozenNorm | None, b: int, i: int, d: int) -> None:
@@ -205,6 +209,7 @@ def _position_operator(
 
 _position_operator.register_fake(registry.writes_only)
 registry.implements("position_operator", "torch")(position_operator_torch)
+registry.implements("position_operator", "native")(position_operator_torch)  # whose products are those of a library
 
 
 @registry.implements("position_operator", "triton")

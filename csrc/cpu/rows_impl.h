@@ -1,0 +1,312 @@
+// The kernels of rows.h for one instruction set. Included once by each rows_<level>.cpp, which defines
+//
+//   DECOMPX_LEVEL   name of the namespace
+//   DECOMPX_FLOATS  float32 numbers of a vector register
+//
+// and selects the instruction set. Nothing with external linkage but `table` may come from here, not even an inline
+// function of the standard library: the linker would keep one copy for all levels.
+
+#include <cstdint>
+#include <cstring>
+
+#include "rows.h"
+
+namespace decompx {
+namespace DECOMPX_LEVEL {
+
+extern const Kernels table;
+
+namespace {
+
+constexpr int64_t kFloats = DECOMPX_FLOATS;
+
+typedef float Vec __attribute__((vector_size(DECOMPX_FLOATS * 4)));
+typedef uint32_t Words __attribute__((vector_size(DECOMPX_FLOATS * 4)));
+typedef uint16_t Halves __attribute__((vector_size(DECOMPX_FLOATS * 2)));
+
+// The upper half of a float32.
+struct Bfloat16 {
+  uint16_t bits;
+};
+
+inline Vec broadcast(float value) {
+  return Vec{} + value;
+}
+
+inline Vec widen(const Halves& halves) {
+  const Words words = __builtin_convertvector(halves, Words) << 16;
+  Vec v;
+  std::memcpy(&v, &words, sizeof v);
+  return v;
+}
+
+// Rounds to nearest, ties to even; NaN stays NaN.
+inline Halves narrow(const Vec& v) {
+  Words words;
+  std::memcpy(&words, &v, sizeof words);
+  const Words rounded = (words + 0x7fffu + ((words >> 16) & 1u)) >> 16;
+  const Words is_nan = (Words)(v != v);
+  return __builtin_convertvector((rounded & ~is_nan) | (is_nan & 0x7fc0u), Halves);
+}
+
+// `n` numbers, all of a register or fewer; the rest of it is zero.
+inline Vec load(const float* from, int64_t n) {
+  Vec v{};
+  std::memcpy(&v, from, n == kFloats ? sizeof v : n * sizeof(float));
+  return v;
+}
+
+inline Vec load(const Bfloat16* from, int64_t n) {
+  Halves halves{};
+  std::memcpy(&halves, from, n == kFloats ? sizeof halves : n * sizeof(Bfloat16));
+  return widen(halves);
+}
+
+inline void store(float* to, const Vec& v, int64_t n) {
+  std::memcpy(to, &v, n == kFloats ? sizeof v : n * sizeof(float));
+}
+
+inline void store(Bfloat16* to, const Vec& v, int64_t n) {
+  const Halves halves = narrow(v);
+  std::memcpy(to, &halves, n == kFloats ? sizeof halves : n * sizeof(Bfloat16));
+}
+
+// Calls `body(j, n)` for the registers that a row is made of: `n` numbers from `j` on.
+template <typename Body>
+inline void each(int64_t width, const Body& body) {
+  int64_t j = 0;
+  for (; j + kFloats <= width; j += kFloats) body(j, kFloats);
+  if (j < width) body(j, width - j);
+}
+
+// The sum over a row of `term(j, n)`. Four partial sums, since one would wait for itself.
+template <typename Term>
+inline float sum(int64_t width, const Term& term) {
+  Vec a{}, b{}, c{}, d{};
+  int64_t j = 0;
+  for (; j + 4 * kFloats <= width; j += 4 * kFloats) {
+    a += term(j, kFloats);
+    b += term(j + kFloats, kFloats);
+    c += term(j + 2 * kFloats, kFloats);
+    d += term(j + 3 * kFloats, kFloats);
+  }
+  for (; j + kFloats <= width; j += kFloats) a += term(j, kFloats);
+  if (j < width) b += term(j, width - j);
+  const Vec lanes = (a + b) + (c + d);
+  float total = 0;
+  for (int64_t lane = 0; lane < kFloats; ++lane) total += lanes[lane];
+  return total;
+}
+
+// Whether any `value(j, n)` of a row is not zero.
+template <typename Value>
+inline bool any(int64_t width, const Value& value) {
+  Words found{};
+  each(width, [&](int64_t j, int64_t n) {
+    // What lies beyond a row may come out as anything but zero: only its own numbers count.
+    const Vec v = value(j, n);
+    float lanes[kFloats] = {};
+    std::memcpy(lanes, &v, n * sizeof(float));
+    found |= (Words)(load(lanes, kFloats) != broadcast(0));
+  });
+  for (int64_t lane = 0; lane < kFloats; ++lane) {
+    if (found[lane]) return true;
+  }
+  return false;
+}
+
+// Turns weights into shares that add up to one: `weight(k)` is read once for each source; where they add up to zero,
+// sources for which `nonzero(k)` share equally, and where there are none, all do.
+template <typename Weight, typename Nonzero>
+inline void normalise(float* shares, int64_t count, Rule rule, const Weight& weight, const Nonzero& nonzero) {
+  if (rule == Rule::cls) {
+    for (int64_t k = 0; k < count; ++k) shares[k] = k == 0;
+    return;
+  }
+  double total = 0;
+  for (int64_t k = 0; k < count && rule != Rule::equal; ++k) {
+    const float w = weight(k);
+    shares[k] = rule == Rule::absdot && w < 0 ? -w : w;
+    total += shares[k];
+  }
+  if (total != 0) {  // also where it is NaN, which then shows in every share
+    for (int64_t k = 0; k < count; ++k) shares[k] = static_cast<float>(shares[k] / total);
+    return;
+  }
+  int64_t sharing = 0;
+  for (int64_t k = 0; k < count; ++k) sharing += (shares[k] = nonzero(k)) != 0;
+  const float equal = 1.0f / static_cast<float>(sharing ? sharing : count);
+  for (int64_t k = 0; k < count; ++k) shares[k] = sharing ? shares[k] * equal : equal;
+}
+
+template <typename T>
+inline T* row(const Vectors& x, int64_t k) {
+  return static_cast<T*>(x.data) + k * x.stride;
+}
+
+template <typename T>
+void bias_split(
+    const Vectors& x, const Vectors* residual, const float* bias, Rule rule, bool share_after_residual, float* shares) {
+  if (rule == Rule::none) bias = nullptr;
+  const auto value = [&](int64_t k, int64_t j, int64_t n) {
+    const Vec v = load(row<T>(x, k) + j, n);
+    return share_after_residual ? v + load(row<T>(*residual, k) + j, n) : v;
+  };
+  if (bias) {
+    normalise(
+        shares,
+        x.count,
+        rule,
+        [&](int64_t k) { return sum(x.width, [&](int64_t j, int64_t n) { return value(k, j, n) * load(bias + j, n); }); },
+        [&](int64_t k) { return any(x.width, [&](int64_t j, int64_t n) { return value(k, j, n); }); });
+  }
+  for (int64_t k = 0; k < x.count; ++k) {
+    T* to = row<T>(x, k);
+    each(x.width, [&](int64_t j, int64_t n) {
+      Vec v = load(to + j, n);
+      if (residual) v += load(row<T>(*residual, k) + j, n);
+      if (bias) v += load(bias + j, n) * shares[k];
+      store(to + j, v, n);
+    });
+  }
+}
+
+template <typename T>
+void layernorm(
+    const Vectors& x,
+    float scale,
+    const float* weight,
+    const float* bias,
+    bool centre,
+    Rule rule,
+    const float* dots,
+    float* scratch) {
+  float *shares = scratch, *means = scratch + x.count;
+  const float inverse = 1 / scale;
+  if (rule == Rule::none) bias = nullptr;
+  for (int64_t k = 0; k < x.count; ++k) {
+    const T* from = row<T>(x, k);
+    const float total = centre ? sum(x.width, [&](int64_t j, int64_t n) { return load(from + j, n); }) : 0;
+    means[k] = total / static_cast<float>(x.width);
+    if (!bias || dots || rule == Rule::cls || rule == Rule::equal) continue;
+    // While the row is in the cache. The factor `inverse` is common to all sources.
+    shares[k] = sum(x.width, [&](int64_t j, int64_t n) {
+      const Vec v = (load(from + j, n) - means[k]) * load(bias + j, n);
+      return weight ? v * load(weight + j, n) : v;
+    });
+  }
+  const auto value = [&](int64_t k, int64_t j, int64_t n) {
+    const Vec v = (load(row<T>(x, k) + j, n) - means[k]) * inverse;
+    return weight ? v * load(weight + j, n) : v;
+  };
+  if (bias) {
+    normalise(
+        shares,
+        x.count,
+        rule,
+        [&](int64_t k) { return dots ? dots[k] : shares[k]; },
+        [&](int64_t k) { return any(x.width, [&](int64_t j, int64_t n) { return value(k, j, n); }); });
+  }
+  for (int64_t k = 0; k < x.count; ++k) {
+    T* to = row<T>(x, k);
+    each(x.width, [&](int64_t j, int64_t n) {
+      Vec v = value(k, j, n);
+      if (bias) v += load(bias + j, n) * shares[k];
+      store(to + j, v, n);
+    });
+  }
+}
+
+template <typename T>
+void activation(
+    const Vectors& a, const float* slope, const float* bias, const float* intercept, Rule rule, float* scratch) {
+  float *shares = scratch, *late = scratch + a.count;
+  if (rule == Rule::none) bias = intercept = nullptr;
+  const auto value = [&](int64_t k, int64_t j, int64_t n) {
+    Vec v = load(row<T>(a, k) + j, n);
+    if (bias) v += load(bias + j, n) * shares[k];
+    return v * load(slope + j, n);
+  };
+  if (bias) {
+    normalise(
+        shares,
+        a.count,
+        rule,
+        [&](int64_t k) {
+          const T* from = row<T>(a, k);
+          return sum(a.width, [&](int64_t j, int64_t n) { return load(from + j, n) * load(bias + j, n); });
+        },
+        [&](int64_t k) { return any(a.width, [&](int64_t j, int64_t n) { return load(row<T>(a, k) + j, n); }); });
+  }
+  if (intercept) {
+    normalise(
+        late,
+        a.count,
+        rule,
+        [&](int64_t k) {
+          return sum(a.width, [&](int64_t j, int64_t n) { return value(k, j, n) * load(intercept + j, n); });
+        },
+        [&](int64_t k) { return any(a.width, [&](int64_t j, int64_t n) { return value(k, j, n); }); });
+  }
+  for (int64_t k = 0; k < a.count; ++k) {
+    T* to = row<T>(a, k);
+    each(a.width, [&](int64_t j, int64_t n) {
+      Vec v = value(k, j, n);
+      if (intercept) v += load(intercept + j, n) * late[k];
+      store(to + j, v, n);
+    });
+  }
+}
+
+template <typename T>
+void functional_dots(const Vectors& x, const float* g, int64_t g_stride, int64_t m, float* out) {
+  for (int64_t k = 0; k < x.count; ++k) {
+    const T* from = row<T>(x, k);
+    for (int64_t f = 0; f < m; ++f) {
+      const float* functional = g + f * g_stride;
+      out[k * m + f] = sum(x.width, [&](int64_t j, int64_t n) { return load(from + j, n) * load(functional + j, n); });
+    }
+  }
+}
+
+// `function` for the element type of the vectors, with the same arguments.
+#define DECOMPX_BY_DTYPE(function, vectors, ...)      \
+  if (vectors.dtype == Dtype::bfloat16) {             \
+    function<Bfloat16>(vectors, __VA_ARGS__);         \
+  } else {                                            \
+    function<float>(vectors, __VA_ARGS__);            \
+  }
+
+void bias_split_of(const Vectors& x, const Vectors* residual, const float* bias, Rule rule, bool after, float* scratch) {
+  DECOMPX_BY_DTYPE(bias_split, x, residual, bias, rule, after, scratch)
+}
+
+void layernorm_of(
+    const Vectors& x,
+    float scale,
+    const float* weight,
+    const float* bias,
+    bool centre,
+    Rule rule,
+    const float* dots,
+    float* scratch) {
+  DECOMPX_BY_DTYPE(layernorm, x, scale, weight, bias, centre, rule, dots, scratch)
+}
+
+void activation_of(
+    const Vectors& a, const float* slope, const float* bias, const float* intercept, Rule rule, float* scratch) {
+  DECOMPX_BY_DTYPE(activation, a, slope, bias, intercept, rule, scratch)
+}
+
+void functional_dots_of(const Vectors& x, const float* g, int64_t g_stride, int64_t m, float* out) {
+  DECOMPX_BY_DTYPE(functional_dots, x, g, g_stride, m, out)
+}
+
+#undef DECOMPX_BY_DTYPE
+
+}  // namespace
+
+const Kernels table = {bias_split_of, layernorm_of, activation_of, functional_dots_of};
+
+}  // namespace DECOMPX_LEVEL
+}  // namespace decompx

@@ -1,0 +1,168 @@
+// The kernels of rows.h, each level that the processor has, against loops in double; without PyTorch, so that a
+// sanitizer sees nothing but them. Rows lie in allocations that end where they end. Threads share constants, and
+// work on positions of their own, as they do under PyTorch.
+
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "../rows.h"
+
+using namespace decompx;
+
+namespace {
+
+std::mt19937 generator(0);
+int failures = 0;
+
+std::vector<float> random_numbers(int64_t n) {
+  std::normal_distribution<float> normal;
+  std::vector<float> numbers(n);
+  for (float& number : numbers) number = normal(generator);
+  return numbers;
+}
+
+// Positions `[p, k, d]` with rows `d + gap` apart, but none after the last number.
+struct State {
+  State(int64_t p, int64_t k, int64_t d, Dtype dtype, const std::vector<float>& numbers)
+      : p(p), k(k), d(d), stride(d + 3), dtype(dtype), bytes(((p * k - 1) * stride + d) * size()) {
+    data.reset(static_cast<char*>(std::malloc(bytes)));
+    std::memset(data.get(), 0x7f, bytes);
+    for (int64_t r = 0; r < p * k; ++r) {
+      for (int64_t j = 0; j < d; ++j) put(r, j, numbers[r * d + j]);
+    }
+  }
+
+  int64_t size() const {
+    return dtype == Dtype::float32 ? 4 : 2;
+  }
+  Vectors at(int64_t position) const {
+    return {data.get() + position * k * stride * size(), stride, k, d, dtype};
+  }
+  void put(int64_t r, int64_t j, float value) {
+    char* to = data.get() + (r * stride + j) * size();
+    uint32_t bits;
+    std::memcpy(&bits, &value, 4);
+    if (dtype == Dtype::bfloat16) {
+      const uint16_t half = static_cast<uint16_t>(bits >> 16);
+      std::memcpy(to, &half, 2);
+    } else {
+      std::memcpy(to, &bits, 4);
+    }
+  }
+  double get(int64_t r, int64_t j) const {
+    const char* from = data.get() + (r * stride + j) * size();
+    uint32_t bits = 0;
+    std::memcpy(reinterpret_cast<char*>(&bits) + (4 - size()), from, size());
+    float value;
+    std::memcpy(&value, &bits, 4);
+    return value;
+  }
+
+  struct Free {
+    void operator()(char* p) const {
+      std::free(p);
+    }
+  };
+  int64_t p, k, d, stride;
+  Dtype dtype;
+  int64_t bytes;
+  std::unique_ptr<char, Free> data;
+};
+
+template <typename Work>
+void in_threads(int64_t positions, const Work& work) {
+  std::vector<std::thread> threads;
+  for (int64_t n = 0; n < positions; ++n) threads.emplace_back([&work, n] { work(n); });
+  for (std::thread& thread : threads) thread.join();
+}
+
+std::vector<double> shares(const std::vector<double>& dots) {
+  double total = 0;
+  for (double dot : dots) total += std::fabs(dot);
+  std::vector<double> result;
+  for (double dot : dots) result.push_back(total ? std::fabs(dot) / total : 1.0 / dots.size());
+  return result;
+}
+
+void compare(const char* what, double got, double expected, Dtype dtype) {
+  const double tolerance = (dtype == Dtype::float32 ? 1e-4 : 2e-2) * (1 + std::fabs(expected));
+  if (!(std::fabs(got - expected) <= tolerance) && ++failures < 10) {
+    std::printf("%s: %g, expected %g\n", what, got, expected);
+  }
+}
+
+void test(const Kernels& kernels, int64_t k, int64_t d, Dtype dtype) {
+  const int64_t p = 3;
+  const auto numbers = random_numbers(p * k * d), rest_numbers = random_numbers(p * k * d);
+  const auto weight = random_numbers(d), bias = random_numbers(d), late = random_numbers(d);
+  const State rest(p, k, d, dtype, rest_numbers);
+  State split(p, k, d, dtype, numbers), normed(p, k, d, dtype, numbers), active(p, k, d, dtype, numbers);
+  const State before(p, k, d, dtype, numbers);
+  std::vector<float> dots(p * k * 2);
+  std::vector<float> functionals(bias);
+  functionals.insert(functionals.end(), late.begin(), late.end());
+  in_threads(p, [&](int64_t n) {
+    std::vector<float> scratch(2 * k);
+    const Vectors residual = rest.at(n);
+    kernels.bias_split(split.at(n), &residual, bias.data(), Rule::absdot, false, scratch.data());
+    kernels.layernorm(
+        normed.at(n), 1.5f, weight.data(), bias.data(), true, Rule::absdot, nullptr, scratch.data());
+    kernels.activation(active.at(n), weight.data(), bias.data(), late.data(), Rule::absdot, scratch.data());
+    kernels.functional_dots(before.at(n), functionals.data(), d, 2, dots.data() + n * k * 2);
+  });
+  for (int64_t n = 0; n < p; ++n) {
+    std::vector<double> x(k * d), y(k * d), v(k * d), x_dots(k), y_dots(k), v_dots(k), late_dots(k);
+    for (int64_t s = 0; s < k; ++s) {
+      double mean = 0;
+      for (int64_t j = 0; j < d; ++j) mean += (x[s * d + j] = before.get(n * k + s, j)) / d;
+      for (int64_t j = 0; j < d; ++j) {
+        y[s * d + j] = (x[s * d + j] - mean) / 1.5 * weight[j];
+        x_dots[s] += x[s * d + j] * bias[j];
+        y_dots[s] += y[s * d + j] * bias[j];
+        late_dots[s] += x[s * d + j] * late[j];
+      }
+    }
+    const auto x_shares = shares(x_dots), y_shares = shares(y_dots);
+    for (int64_t s = 0; s < k; ++s) {
+      for (int64_t j = 0; j < d; ++j) {
+        v[s * d + j] = (x[s * d + j] + x_shares[s] * bias[j]) * weight[j];
+        v_dots[s] += v[s * d + j] * late[j];
+      }
+    }
+    const auto v_shares = shares(v_dots);
+    for (int64_t s = 0; s < k; ++s) {
+      compare("dots", dots[(n * k + s) * 2], x_dots[s], Dtype::float32);
+      compare("late dots", dots[(n * k + s) * 2 + 1], late_dots[s], Dtype::float32);
+      for (int64_t j = 0; j < d; ++j) {
+        const int64_t r = n * k + s;
+        compare("bias_split", split.get(r, j), rest.get(r, j) + x[s * d + j] + x_shares[s] * bias[j], dtype);
+        if (d > 1) compare("layernorm", normed.get(r, j), y[s * d + j] + y_shares[s] * bias[j], dtype);
+        compare("activation", active.get(r, j), v[s * d + j] + v_shares[s] * late[j], dtype);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+int main() {
+  for (Level level : {Level::portable, Level::avx2, Level::avx512}) {
+    if (!available(level)) {
+      std::printf("level %d: not on this processor\n", static_cast<int>(level));
+      continue;
+    }
+    for (Dtype dtype : {Dtype::float32, Dtype::bfloat16}) {
+      for (int64_t k : {1, 7, 33}) {
+        for (int64_t d : {1, 3, 16, 31, 64, 65, 130}) test(kernels(level), k, d, dtype);
+      }
+    }
+    std::printf("level %d: %d failures\n", static_cast<int>(level), failures);
+  }
+  return failures ? 1 : 0;
+}

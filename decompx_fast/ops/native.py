@@ -1,0 +1,149 @@
+"""The backend ``native``: ops on the CPU in C++ (``csrc/cpu``), where they were compiled when this was installed.
+
+They take float32 and bfloat16, sum in float32, and run on PyTorch's own threads. One library holds them for several
+instruction sets and takes the widest that the processor has; ``DECOMPX_FAST_CPU_LEVEL`` names another. Products of
+matrices are left to PyTorch's libraries.
+"""
+
+import functools
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ..errors import BackendError
+from . import registry
+from .shares import KERNEL_RULES
+
+#: Instruction sets, from the one that every processor has.
+LEVELS = ("portable", "avx2", "avx512")
+
+#: Names the instruction set; without it, the widest that the processor has.
+LEVEL_VARIABLE = "DECOMPX_FAST_CPU_LEVEL"
+
+DTYPES = (torch.float32, torch.bfloat16)
+
+_ABSENT = (
+    "it was not compiled when the package was installed; with PyTorch and a C++ compiler, "
+    "`pip install --no-build-isolation --no-deps --force-reinstall .` in the source tree compiles it"
+)
+
+
+def limit(dtype: torch.dtype, rule: str = "none") -> str | None:
+    """Why these kernels cannot do a call, or ``None``."""
+    if dtype not in DTYPES:
+        return f"its kernels take float32 and bfloat16, and the state is {str(dtype).removeprefix('torch.')}"
+    if rule not in KERNEL_RULES:
+        return f"its kernels share by {', '.join(KERNEL_RULES)}, and rule is {rule!r}"
+    return None
+
+
+def has_level(name: str) -> bool:
+    """Whether the library is there and the processor has this instruction set."""
+    return _load() is None and name in LEVELS and torch.ops.decompx_fast_native.has_level(LEVELS.index(name))
+
+
+def level() -> str | None:
+    """The instruction set in use, or ``None`` without the library."""
+    return None if _load() is not None else _in_use[-1]
+
+
+@contextmanager
+def forced_level(name: str) -> Iterator[None]:
+    """Use another instruction set, in every thread, until the end of the block.
+
+    Raises:
+        BackendError: if it cannot be used here.
+    """
+    if not has_level(name):
+        raise BackendError(f"level={name!r} cannot be used here: use one of {', '.join(filter(has_level, LEVELS))}")
+    before = _in_use[-1]
+    _use(name)
+    try:
+        yield
+    finally:
+        _use(before)
+
+
+def bias_split(
+    x: Tensor, bias: Tensor | None, *, rule: str, residual: Tensor | None, share_after_residual: bool
+) -> None:
+    """:func:`decompx_fast.ops.bias_split_` on checked arguments."""
+    torch.ops.decompx_fast_native.bias_split_(x, _constants(bias, x), residual, _rule(rule), share_after_residual)
+
+
+def layernorm(
+    x: Tensor,
+    scale: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    *,
+    centre: bool,
+    rule: str,
+    dots: Tensor | None,
+) -> None:
+    """:func:`decompx_fast.ops.layernorm_` on checked arguments."""
+    scale = scale.to(torch.float32).unsqueeze(-1)
+    dots = None if dots is None else dots.contiguous()
+    constants = (_constants(weight, x), _constants(bias, x))
+    torch.ops.decompx_fast_native.layernorm_(x, scale, *constants, dots, centre, _rule(rule))
+
+
+def activation(a: Tensor, slope: Tensor, bias: Tensor | None, *, intercept: Tensor | None, rule: str) -> None:
+    """:func:`decompx_fast.ops.activation_` on checked arguments."""
+    constants = (_constants(slope, a), _constants(bias, a), _constants(intercept, a))
+    torch.ops.decompx_fast_native.activation_(a, *constants, _rule(rule))
+
+
+def functional_dots(out: Tensor, x: Tensor, g: Tensor) -> None:
+    """:func:`decompx_fast.ops.functional_dots` on checked arguments."""
+    torch.ops.decompx_fast_native.functional_dots(out, x, g.to(torch.float32))
+
+
+def _constants(t: Tensor | None, x: Tensor) -> Tensor | None:
+    """``[d]`` or ``[b, i, d]`` as ``[b, i, d]`` in float32, without a copy where it is."""
+    return None if t is None else t.to(torch.float32).expand(x.shape[0], x.shape[1], -1)
+
+
+def _rule(rule: str) -> int:
+    return KERNEL_RULES.index(rule)
+
+
+_in_use: list[str] = []
+
+
+def _use(name: str) -> None:
+    torch.ops.decompx_fast_native.set_level(LEVELS.index(name))
+    _in_use[:] = [name]
+
+
+@functools.cache
+def _load() -> str | None:
+    """Load the library; why it cannot be used, or ``None``."""
+    files = sorted(Path(__file__).parent.glob("_native*.so"))
+    if not files:
+        return _ABSENT
+    try:
+        torch.ops.load_library(files[0])
+        has = torch.ops.decompx_fast_native.has_level
+        levels = [name for number, name in enumerate(LEVELS) if has(number)]
+    except (OSError, RuntimeError, AttributeError) as error:
+        return f"{files[0].name} cannot be loaded ({str(error).splitlines()[0]}): compile it anew"
+    name = os.environ.get(LEVEL_VARIABLE) or levels[-1]
+    if name not in levels:
+        return f"{LEVEL_VARIABLE}={name!r} cannot be used here: use one of {', '.join(levels)}"
+    _use(name)
+    return None
+
+
+def _probe(device: torch.device) -> tuple[bool, str]:
+    if device.type != "cpu":
+        return False, f"its kernels are for the CPU, and this is {device}"
+    reason = _load()
+    return (True, f"C++ kernels, {level()}") if reason is None else (False, reason)
+
+
+registry.add_backend("native", _probe, auto_on=("cpu",))

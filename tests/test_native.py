@@ -1,0 +1,273 @@
+"""The C++ kernels of the CPU against twins and formulas, with every instruction set that this processor has."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import ops_formulas as formulas
+import pytest
+import torch
+from ops_cases import NAN, aligned_with, assert_accurate, embedded, random, random_state, surroundings
+
+from decompx_fast import ops
+from decompx_fast.errors import BackendError
+from decompx_fast.ops import native, registry
+
+ROOT = Path(__file__).resolve().parent.parent
+F32, BF16 = torch.float32, torch.bfloat16
+BUILT, REASON = ops.usable("native", "cpu")
+needs_library = pytest.mark.skipif(not BUILT, reason=REASON)
+
+
+@pytest.fixture(params=native.LEVELS)
+def level(request):
+    """Each instruction set; those that the processor has not are counted as skipped."""
+    if not BUILT:
+        pytest.skip(REASON)
+    if not native.has_level(request.param):
+        pytest.skip(f"this processor has no {request.param}")
+    with native.forced_level(request.param):
+        yield request.param
+
+
+def on_cpu(*tensors):
+    return [None if t is None else t.cpu() for t in tensors]
+
+
+def run_in_place(op, x, *args, **kwargs):
+    """The op's results natively and by its twin, both in a view inside a buffer of NaN that must stay NaN."""
+    results = []
+    for backend in ("native", "torch"):
+        view, buffer = embedded(x)
+        assert op(view, *args, backend=backend, **kwargs) is view
+        assert surroundings(buffer, view).isnan().all()
+        results.append(view.clone())
+    return results
+
+
+# Widths below, at and beyond whole registers of 4, 8 and 16 numbers and of four of them.
+SHAPES = [(1, 1, 1, 1), (2, 3, 7, 100), (1, 4, 63, 48), (1, 2, 65, 384), (1, 3, 64, 15), (1, 5, 2, 64), (3, 1, 5, 67)]
+RULES = ("absdot", "dot", "equal", "cls", "none")
+CASES = [(shape, dtype, RULES[n % 5]) for n, shape in enumerate(SHAPES) for dtype in (F32, BF16)]
+CASES += [((2, 3, 7, 100), F32, rule) for rule in RULES]
+
+
+@pytest.mark.parametrize(("shape", "dtype", "rule"), CASES, ids=str)
+@pytest.mark.parametrize("residual", ["none", "before", "after"])
+def test_bias_split_is_accurate(level, shape, dtype, rule, residual):
+    b, i, _, d = shape
+    (bias,) = on_cpu(random(b, i, d, dtype=dtype) if residual == "before" else random(d))
+    x = random_state(*shape, dtype=dtype).cpu()
+    rest = None if residual == "none" else random_state(*shape, dtype=dtype, seed=2).cpu()
+    if rule == "dot":
+        x = aligned_with(x, bias)
+        rest = None if rest is None else embedded(aligned_with(rest, bias))[0]
+    options = {"rule": rule, "residual": rest, "share_after_residual": residual == "after"}
+    got, twin = run_in_place(ops.bias_split_, x, bias, **options)
+    assert_accurate(got, twin, formulas.bias_split(x, bias, **options))
+
+
+@pytest.mark.parametrize(("shape", "dtype", "rule"), CASES, ids=str)
+@pytest.mark.parametrize(
+    ("centre", "affine", "dots"), [(True, True, False), (False, True, True), (True, False, True), (False, False, False)]
+)
+def test_layernorm_is_accurate(level, shape, dtype, rule, centre, affine, dots):
+    b, i, _, d = shape
+    weight, bias, scale = on_cpu(
+        random(d, dtype=dtype, low=0.5) if affine else None, random(d, seed=3), random(b, i, low=0.5, seed=4)
+    )
+    x = random_state(*shape, dtype=dtype).cpu()
+    if d == 1 and centre:
+        x = x.zero_()  # its mean is the vector
+    if rule == "dot":
+        direction = bias if weight is None else bias * weight.float()
+        x = aligned_with(x, direction - direction.mean() if centre and d > 1 else direction)
+    exact = formulas.layernorm(x, scale, weight, None, centre)
+    known = (2 * exact @ bias.double()).to(F32) if dots and rule in ("absdot", "dot") else None
+    options = {"centre": centre, "rule": rule}
+    got, twin = run_in_place(ops.layernorm_, x, scale, weight, bias, dots=known, **options)
+    assert_accurate(got, twin, formulas.layernorm(x, scale, weight, bias, **options))
+
+
+@pytest.mark.parametrize(("shape", "dtype", "rule"), CASES, ids=str)
+@pytest.mark.parametrize("parts", ["bias", "intercept", "both", "neither"])
+def test_activation_is_accurate(level, shape, dtype, rule, parts):
+    b, i, _, f = shape
+    slope = embedded(random(b, i, f, dtype=dtype, low=0.5, seed=5).cpu())[0]
+    bias = random(f, seed=6).cpu() if parts in ("bias", "both") else None
+    intercept = random(b, i, f, dtype=dtype, seed=7).cpu() if parts in ("intercept", "both") else None
+    a = random_state(*shape, dtype=dtype).cpu()
+    if rule == "dot":  # signed shares whose sum almost cancels magnify every rounding
+        a = (torch.ones(shape) * random(b, i, shape[2], 1, low=0.5).cpu()).to(dtype)
+        bias, intercept = (None if v is None else v.abs() for v in (bias, intercept))
+    options = {"intercept": intercept, "rule": rule}
+    got, twin = run_in_place(ops.activation_, a, slope, bias, **options)
+    assert_accurate(got, twin, formulas.activation(a, slope, bias, **options))
+
+
+@pytest.mark.parametrize("m", [1, 3, 8])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", [F32, BF16])
+def test_functional_dots_are_accurate(level, shape, dtype, m):
+    b, i, _, d = shape
+    x, g = embedded(random_state(*shape, dtype=dtype).cpu())[0], embedded(random(b, i, m, d).cpu())[0]
+    out = torch.full((*shape[:3], m), NAN)
+    torch.ops.decompx_fast.functional_dots(out, x, g, "native")
+    assert_accurate(out, ops.functional_dots(x, g, backend="torch"), formulas.functional_dots(x, g))
+
+
+@pytest.mark.parametrize("rule", ["absdot", "dot", "equal"])
+def test_where_all_dots_vanish_the_sources_that_are_not_zero_share_equally(level, rule):
+    shape = (1, 4, 7, 48)
+    x = random_state(*shape, dtype=F32).cpu()  # nothing at the last position: there, all share
+    x[:, :, 1] = 0
+    x[..., -1] = 0
+    bias = torch.zeros(48)
+    bias[-1] = 3
+    expected = x.clone()
+    expected[:, :, [0, 2, 3, 4, 5, 6], -1] = 3 / 6
+    expected[-1, -1] = 0
+    expected[-1, -1, :, -1] = 3 / 7
+    for got in (
+        ops.bias_split_(x.clone(), bias, rule=rule, backend="native"),
+        ops.bias_split_(x / 2, bias, rule=rule, residual=x / 2, share_after_residual=True, backend="native"),
+        ops.layernorm_(x.clone(), torch.ones(1, 4), None, bias, centre=False, rule=rule, backend="native"),
+        ops.activation_(x.clone(), torch.ones(1, 4, 48), bias, rule=rule, backend="native"),
+    ):
+        torch.testing.assert_close(got, expected, rtol=1e-6, atol=0)  # one division and its rounding
+
+
+def test_slopes_of_zero_leave_equal_shares_of_the_intercept(level):
+    a, bias, intercept = random(1, 2, 5, 20).cpu(), random(20).cpu(), random(1, 2, 20).cpu()
+    got = ops.activation_(a.clone(), torch.zeros(1, 2, 20), bias, intercept=intercept, backend="native")
+    torch.testing.assert_close(got, (intercept / 5)[:, :, None].expand_as(a), rtol=1e-6, atol=0)
+
+
+def test_a_bias_that_is_tiny_is_still_shared(level):
+    # The sum of the dots is a denormal number, whose inverse float32 does not hold.
+    x, bias = torch.ones(1, 1, 4, 8), torch.full((8,), 1e-43)
+    split = ops.bias_split_(x.clone(), bias, backend="native")
+    assert split.isfinite().all()
+    torch.testing.assert_close(split, x)
+
+
+def test_nan_stays_visible(level):
+    for dtype in (F32, BF16):
+        x = random(1, 1, 3, 9, dtype=dtype).cpu()
+        x[0, 0, 1, 8] = NAN
+        assert ops.bias_split_(x.clone(), random(9).cpu(), backend="native").isnan().all()
+        assert ops.layernorm_(x.clone(), torch.ones(1, 1), backend="native")[0, 0, 1].isnan().all()
+
+
+def test_bfloat16_rounds_to_nearest_even(level):
+    # Every bfloat16 plus a quarter, a half and three quarters of a unit in its last place.
+    bits = torch.arange(0x3F80, 0x3F80 + 64, dtype=torch.int32)
+    for fraction in (0x4000, 0x8000, 0xC000):
+        wide = ((bits << 16) + fraction).view(F32)
+        x = torch.zeros(1, 1, 1, 64, dtype=BF16)
+        got = ops.bias_split_(x, wide, rule="cls", backend="native")
+        assert torch.equal(got[0, 0, 0], wide.to(BF16))
+
+
+@needs_library
+def test_threads_change_nothing():
+    # Large enough to be divided: every position is computed by one thread, in the same order.
+    x, bias, slope, g = (random(*shape).cpu() for shape in ((2, 5, 33, 700), (700,), (2, 5, 700), (2, 5, 3, 700)))
+    results, before = [], torch.get_num_threads()
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            results.append(
+                (
+                    ops.bias_split_(x.clone(), bias, backend="native"),
+                    ops.layernorm_(x.clone(), slope[..., 0].abs() + 1, None, bias, backend="native"),
+                    ops.activation_(x.clone(), slope, bias, intercept=slope, backend="native"),
+                    ops.functional_dots(x, g, backend="native"),
+                )
+            )
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(one, two) for one, two in zip(*results, strict=True))
+
+
+def test_levels_differ_by_rounding_only():
+    if not native.has_level("avx2"):
+        pytest.skip(REASON if not BUILT else "this processor has only the portable level")
+    results = []
+    for name in ("portable", "avx2"):
+        with native.forced_level(name):
+            assert native.level() == name
+            results.append(ops.layernorm_(random(1, 3, 5, 77).cpu(), torch.ones(1, 3), None, random(77).cpu()))
+    torch.testing.assert_close(*results, rtol=1e-5, atol=1e-6)  # float32 sums of 77 numbers of order 1
+
+
+@needs_library
+def test_auto_takes_native_on_the_cpu_where_it_can():
+    cpu = torch.device("cpu")
+    for op in ("bias_split_", "layernorm_", "activation_", "functional_dots"):
+        assert registry.select(op, "auto", cpu) is registry.select(op, "native", cpu)
+    double, bias = random(1, 2, 3, 8).double().cpu(), random(8).cpu()
+    assert torch.equal(ops.bias_split_(double.clone(), bias), ops.bias_split_(double.clone(), bias, backend="torch"))
+    with pytest.raises(BackendError, match="its kernels take float32 and bfloat16, and the state is float64"):
+        ops.bias_split_(double, bias, backend="native")
+    with pytest.raises(BackendError, match="its kernels share by absdot, dot, equal, cls, none, and rule is 'norm'"):
+        ops.bias_split_(double.float(), bias, rule="norm", backend="native")
+    with pytest.raises(BackendError, match="its kernels are for the CPU, and this is meta"):
+        registry.select("bias_split_", "native", torch.device("meta"))
+
+
+@needs_library
+def test_unknown_level_is_refused():
+    with pytest.raises(BackendError, match="level='sse9' cannot be used here: use one of portable"):
+        with native.forced_level("sse9"):
+            pass
+    code = "from decompx_fast import ops; print(ops.usable('native', 'cpu'))"
+    environment = os.environ | {native.LEVEL_VARIABLE: "sse9"}
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert "DECOMPX_FAST_CPU_LEVEL='sse9' cannot be used here: use one of portable" in run.stdout
+
+
+@needs_library
+def test_bindings_check_what_could_leave_a_tensor():
+    bare = torch.ops.decompx_fast_native
+    x = torch.zeros(1, 2, 3, 8)
+    for call, message in (
+        (lambda: bare.bias_split_(x[0], None, None, 0, False), "x has 3 axes"),
+        (lambda: bare.bias_split_(x.transpose(2, 3), None, None, 0, False), "contiguous along its last axis"),
+        (lambda: bare.bias_split_(x, torch.zeros(1, 2, 7), None, 0, False), "bias has size 7"),
+        (lambda: bare.bias_split_(x, None, x[:, :1], 0, False), "residual has size 1"),
+        (lambda: bare.bias_split_(x, None, None, 9, False), "rule is 9"),
+        (lambda: bare.bias_split_(x.double(), None, None, 0, False), "must be float32 or bfloat16"),
+        (lambda: bare.functional_dots(torch.zeros(1, 2, 3, 1), x, torch.zeros(1, 2, 2, 8)), "out has size 1"),
+    ):
+        with pytest.raises(RuntimeError, match=message):
+            call()
+
+
+def test_a_missing_library_is_told(monkeypatch, tmp_path):
+    monkeypatch.setattr(native, "__file__", str(tmp_path / "native.py"))
+    native._load.cache_clear()
+    try:
+        assert not ops.usable("native", "cpu")[0]
+        assert "it was not compiled" in ops.usable("native", "cpu")[1]
+        x = random(1, 2, 3, 8).cpu()
+        ops.bias_split_(x, random(8).cpu())  # plain PyTorch does it
+        with pytest.raises(BackendError, match="backend='native' cannot be used on cpu: it was not compiled"):
+            ops.bias_split_(x, random(8).cpu(), backend="native")
+        (tmp_path / "_native.abi3.so").write_bytes(b"no library")
+        native._load.cache_clear()
+        assert "_native.abi3.so cannot be loaded" in ops.usable("native", "cpu")[1]
+    finally:
+        monkeypatch.undo()
+        native._load.cache_clear()
+        assert ops.usable("native", "cpu") == (BUILT, REASON)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+def test_kernels_are_clean_under_the_address_sanitizer(tmp_path):
+    subprocess.run([ROOT / "csrc/cpu/tests/run.sh", "address", tmp_path], check=True)
