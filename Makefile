@@ -29,6 +29,7 @@ lint: .venv/installed-test  ## check style, format and types
 
 compile-gate: .venv/installed-test  ## compile every kernel for every architecture, without a GPU
 	@$(BIN)/python bench/compile_gate.py
+	@$(BIN)/python bench/nvcc_gate.py
 
 bench: .venv/installed-bench  ## run the benchmarks on the CPU; tables and plots go to bench/results
 	@mkdir -p build

@@ -22,6 +22,8 @@ CACHE = ROOT / ".cache" / "cuda_emulation"
 SOURCE = cuda.SOURCES / "emulation" / "emulation.cpp"
 OPTIONS = ("-std=c++17", "-O1", "-Wall", "-Wextra", "-Wno-unknown-pragmas", "-fPIC", "-shared")
 
+PROT_NONE = 0  # of mprotect(2): the page may not be touched
+
 # Multiprocessors, shared memory, clusters: so small that small rows are divided in every way there is.
 DEVICES = {
     "fused": cuda.Device(1, 99 << 10, False),  # one block goes over a row, and all of it stays in shared memory
@@ -63,7 +65,7 @@ def guarded(t: Tensor) -> Tensor:
     numbers = torch.frombuffer(memory, dtype=t.dtype)
     end = numbers.data_ptr() + pages * mmap.PAGESIZE
     libc = ctypes.CDLL(None, use_errno=True)
-    assert libc.mprotect(ctypes.c_void_p(end), ctypes.c_size_t(mmap.PAGESIZE), mmap.PROT_NONE) == 0
+    assert libc.mprotect(ctypes.c_void_p(end), ctypes.c_size_t(mmap.PAGESIZE), PROT_NONE) == 0
     first = (pages * mmap.PAGESIZE - n_bytes) // t.element_size()
     view = numbers.as_strided(t.shape, t.stride(), first)
     return view.copy_(t)

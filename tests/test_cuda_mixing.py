@@ -11,7 +11,9 @@ from ops_cases import NAN, assert_accurate, embedded, random, surroundings
 from decompx_fast.errors import BackendError
 from decompx_fast.ops.mixing import mixing_torch
 
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU test_cuda_gpu.py runs the kernels themselves")
+pytestmark = pytest.mark.skipif(
+    torch.cuda.is_available(), reason="on a GPU test_cuda_gpu.py runs the kernels themselves"
+)
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 

@@ -13,7 +13,9 @@ from decompx_fast.ops.activation import activation_torch
 from decompx_fast.ops.bias_split import bias_split_torch
 from decompx_fast.ops.layernorm import layernorm_torch
 
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU test_cuda_gpu.py runs the kernels themselves")
+pytestmark = pytest.mark.skipif(
+    torch.cuda.is_available(), reason="on a GPU test_cuda_gpu.py runs the kernels themselves"
+)
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 RULES = ("absdot", "dot", "equal", "cls", "none")
@@ -220,12 +222,12 @@ def test_nan_in_a_state_is_not_hidden():
 @pytest.mark.parametrize("rule", ["norm", "abssim"])
 def test_rules_without_a_kernel_are_refused(rule):
     with pytest.raises(BackendError, match=f"its kernels share by absdot, dot, equal, cls, none, and rule is '{rule}'"):
-        cuda_emulation.kernels().activation(
-            random(1, 1, 2, 8), random(1, 1, 8), random(8), intercept=None, rule=rule
-        )
+        cuda_emulation.kernels().activation(random(1, 1, 2, 8), random(1, 1, 8), random(8), intercept=None, rule=rule)
 
 
 def test_float64_is_refused():
     x = random(1, 1, 2, 8).double()
-    with pytest.raises(BackendError, match="layernorm_: .* take float32, bfloat16 and float16, and the state is float64"):
+    with pytest.raises(
+        BackendError, match="layernorm_: .* take float32, bfloat16 and float16, and the state is float64"
+    ):
         cuda_emulation.kernels().layernorm(x, random(1, 1), None, None, centre=True, rule="absdot", dots=None)

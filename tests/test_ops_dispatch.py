@@ -97,7 +97,7 @@ def test_auto_steps_aside_where_a_backend_cannot(monkeypatch):
     torch_mixing = registry.select("mixing", "torch", cpu)
     assert registry.select("mixing", "auto", cpu, limits={"native": "not today"}) is torch_mixing
     assert registry.select("layernorm_", "auto", cpu) is registry.select("layernorm_", "torch", cpu)
-    assert ops.backend_names() == ("auto", "torch", "triton", "native")
+    assert ops.backend_names()[:3] == ("auto", "torch", "triton") and ops.backend_names()[-1] == "native"
     with pytest.raises(BackendError, match="layernorm_: backend='native' cannot be used on cpu: it has no layernorm_"):
         registry.select("layernorm_", "native", cpu)
     with pytest.raises(BackendError, match="mixing: backend='native' cannot be used on meta: for CPUs"):

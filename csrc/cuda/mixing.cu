@@ -25,6 +25,7 @@ struct Tiles {
     static constexpr int STAGES = 4;
     static constexpr int SHARED_BYTES = STAGES * STAGE * int(sizeof(T));
     static_assert(ROWS * B_STRIDE <= STAGES * STAGE, "the result goes through the memory of the operands");
+    static_assert(SHARED_BYTES <= 99 << 10, "12.0 has no more");
 };
 
 // 128 rows: each number that is read meets 128 multiplications, enough for the tensor cores of these devices.
@@ -99,12 +100,14 @@ struct MixingWorker {
         return column < a.n_k * a.n_v ? column / a.n_v * stride_k + column % a.n_v : -1;
     }
 
+    // Copies are not unrolled: their addresses would take registers from the accumulators, and no copy is waited for.
+
     // The attention weights [ROWS, DEPTH] from key j on; zero where there are none or they do not count.
     DEVICE void load_alpha(int stage, int64_t j) const {
         T* tile = a_tile(stage);
         if (task.alpha_aligned && attends_all(j)) {
             constexpr int ACROSS = DEPTH / VECTOR<T>;
-#pragma unroll
+#pragma unroll 1
             for (int n = threadIdx.x; n < ROWS * ACROSS; n += THREADS) {
                 const int row = n / ACROSS, column = n % ACROSS * VECTOR<T>;
                 const int64_t i = i_first + row, left = a.n_j - (j + column);
@@ -113,7 +116,7 @@ struct MixingWorker {
                 copy_async(tile + row * A_STRIDE + column, from, count * int(sizeof(T)));
             }
         } else {
-#pragma unroll 4
+#pragma unroll 1
             for (int n = threadIdx.x; n < ROWS * DEPTH; n += THREADS) {
                 const int row = n / DEPTH, column = n % DEPTH;
                 const int64_t i = i_first + row, at = j + column;
@@ -134,7 +137,7 @@ struct MixingWorker {
             static_assert(THREADS % ACROSS == 0, "a thread loads the same columns of every row");
             const int column = threadIdx.x % ACROSS * VECTOR<T>;
             const int64_t offset = column_offset(column, a.p_strides[2]);
-#pragma unroll
+#pragma unroll 1
             for (int row = threadIdx.x / ACROSS; row < DEPTH; row += THREADS / ACROSS) {
                 const bool valid = offset >= 0 && j + row < a.n_j;
                 const T* from = valid ? p + (j + row) * a.p_strides[1] + offset : p;
@@ -144,7 +147,7 @@ struct MixingWorker {
             static_assert(THREADS % COLUMNS == 0, "a thread loads the same column of every row");
             const int column = threadIdx.x % COLUMNS;
             const int64_t offset = column_offset(column, a.p_strides[2]);
-#pragma unroll 4
+#pragma unroll 1
             for (int row = threadIdx.x / COLUMNS; row < DEPTH; row += THREADS / COLUMNS) {
                 T value = {};
                 if (offset >= 0 && j + row < a.n_j) value = load_one(p + (j + row) * a.p_strides[1] + offset);
@@ -332,8 +335,13 @@ struct MixingWorker {
     }
 };
 
+// Two blocks on a multiprocessor, where 128 registers are enough for a thread: not for the large tile with both parts
+// of the operands of `TF32X3`, nor with the rows and columns of `IEEE`.
+template <class Tile, Mode MODE>
+constexpr int BLOCKS = Tile::ROWS == 128 && (MODE == Mode::TF32X3 || MODE == Mode::IEEE) ? 1 : 2;
+
 template <typename T, class Tile, Mode MODE>
-__global__ void __launch_bounds__(Tile::THREADS, 2) mixing_kernel(const __grid_constant__ MixingTask task) {
+__global__ void __launch_bounds__(Tile::THREADS, (BLOCKS<Tile, MODE>)) mixing_kernel(const __grid_constant__ MixingTask task) {
     MixingWorker<T, Tile, MODE>(task).run();
 }
 

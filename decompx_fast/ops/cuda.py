@@ -126,9 +126,7 @@ class Kernels:
         row.residual, row.share_after = _state(residual), share_after_residual
         self._run("bias_split", row, x)
 
-    def activation(
-        self, a: Tensor, slope: Tensor, bias: Tensor | None, *, intercept: Tensor | None, rule: str
-    ) -> None:
+    def activation(self, a: Tensor, slope: Tensor, bias: Tensor | None, *, intercept: Tensor | None, rule: str) -> None:
         row = self._row("activation_", a, rule, bias)
         row.gain = _vector(slope)
         row.intercept = _vector(None if rule == "none" else intercept)
@@ -214,17 +212,15 @@ def build(capability: tuple[int, int], *, folder: Path | None = None) -> Path:
     Raises:
         BackendError: if there is no nvcc, if there are no sources, or with the end of what nvcc said.
     """
+    library = _library(capability, folder)
+    if library.exists():
+        return library
     nvcc, reason = _nvcc()
     if nvcc is None:
         raise BackendError(f"backend='cuda' cannot be built: {reason}. Use backend='auto'")
     major, minor = capability
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = folder or cache / "decompx_fast" / "cuda"
-    library = folder / f"{sources_hash()[:16]}-sm_{major}{minor}.so"
-    if library.exists():
-        return library
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder) as unfinished:
+    library.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=library.parent) as unfinished:
         target = Path(unfinished) / library.name
         arch = f"arch=compute_{major}{minor},code=sm_{major}{minor}"
         command = [nvcc, *NVCC_OPTIONS, "-gencode", arch, "-shared", "-Xcompiler", "-fPIC", "--threads", "0"]
@@ -236,6 +232,13 @@ def build(capability: tuple[int, int], *, folder: Path | None = None) -> Path:
             raise BackendError(f"backend='cuda' cannot be built: {nvcc} failed with\n{said}\nUse backend='auto'")
         target.replace(library)
     return library
+
+
+def _library(capability: tuple[int, int], folder: Path | None = None) -> Path:
+    """Where the library for a compute capability is kept."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    name = f"{sources_hash()[:16]}-sm_{capability[0]}{capability[1]}.so"
+    return (folder or cache / "decompx_fast" / "cuda") / name
 
 
 def sources_hash() -> str:
@@ -271,8 +274,10 @@ def _probe(device: torch.device) -> tuple[bool, str]:
     if capability < registry.OLDEST_CAPABILITY:
         oldest = ".".join(map(str, registry.OLDEST_CAPABILITY))
         return False, f"{named} is older than {oldest}, the oldest supported"
+    if _library(capability).exists():
+        return True, f"{named}, compiled"
     nvcc, reason = _nvcc()
-    return (False, reason) if nvcc is None else (True, f"{named}, {nvcc}")
+    return (False, reason) if nvcc is None else (True, f"{named}, to be compiled by {nvcc}")
 
 
 @functools.cache
@@ -299,4 +304,6 @@ def _register(names: Sequence[tuple[str, str]]) -> None:
         registry.implements(op, "cuda")(compute)
 
 
-_register([("layernorm_", "layernorm"), ("bias_split_", "bias_split"), ("activation_", "activation"), ("mixing", "mixing")])
+_register(
+    [("layernorm_", "layernorm"), ("bias_split_", "bias_split"), ("activation_", "activation"), ("mixing", "mixing")]
+)
