@@ -72,8 +72,9 @@ def render_cuda(result: dict[str, Any]) -> str:
     """A table of the CUDA kernels: a row per kernel and dtype, a column per architecture."""
     lines = ["# What the CUDA kernels compile to", ""]
     lines += [
-        f"Made by `python bench/nvcc_gate.py` from `compile_cuda.json`, with nvcc {result['nvcc']}. Each cell: registers",
-        "per thread, tensor-core instructions in the code. Shared memory is asked for at launch: see `csrc/cuda`.",
+        f"Made by `python bench/nvcc_gate.py` from `compile_cuda.json`, with nvcc {result['nvcc']}. Each cell:",
+        "registers per thread, tensor-core instructions in the code. Shared memory is asked for at launch: see",
+        "`csrc/cuda/row_launch.cuh` and `mixing.cu`.",
         "",
         "| kernel | dtype | " + " | ".join(CUDA_ARCHS) + " |",
         "| --- | --- |" + " --- |" * len(CUDA_ARCHS),

@@ -11,9 +11,7 @@ from ops_cases import NAN, assert_accurate, embedded, random, surroundings
 from decompx_fast.errors import BackendError
 from decompx_fast.ops.mixing import mixing_torch
 
-pytestmark = pytest.mark.skipif(
-    torch.cuda.is_available(), reason="on a GPU test_cuda_gpu.py runs the kernels themselves"
-)
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU test_cuda_gpu.py runs the kernels")
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 
@@ -81,7 +79,7 @@ def test_mixing_is_accurate(b, heads, kv_heads, i, j, k, v, dtype, contiguous):
 @pytest.mark.parametrize("dtype", [F32, BF16])
 def test_mixing_takes_what_is_excluded_as_zero(i, j, causal, window, offset, dtype):
     # Rows of a multiple of 8 numbers, so that what is not excluded is copied in 16 bytes.
-    alpha = attention(1, 1, i, j + -j % 8, dtype=F32)[..., :j].to(dtype)
+    alpha = attention(1, 1, i, j + -j % 8, dtype=dtype)[..., :j]
     distance = torch.arange(i)[:, None] + (j - i if offset is None else offset) - torch.arange(j)
     excluded = torch.zeros(i, j, dtype=torch.bool)
     if causal:
@@ -129,6 +127,11 @@ def test_offsets_beyond_32_bits():
     assert torch.equal(near, exact)
     cuda_emulation.kernels().mixing(far, alpha, p, **options)
     assert torch.equal(far, exact)
+
+
+def test_without_keys_the_result_is_zero():
+    got, _ = run_into_views(random(1, 2, 3, 0, dtype=BF16), random(1, 0, 2, 2, 8, dtype=BF16))
+    assert torch.equal(got, torch.zeros(1, 3, 2, 2, 8, dtype=BF16))
 
 
 def test_float64_is_refused():

@@ -13,9 +13,7 @@ from decompx_fast.ops.activation import activation_torch
 from decompx_fast.ops.bias_split import bias_split_torch
 from decompx_fast.ops.layernorm import layernorm_torch
 
-pytestmark = pytest.mark.skipif(
-    torch.cuda.is_available(), reason="on a GPU test_cuda_gpu.py runs the kernels themselves"
-)
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU test_cuda_gpu.py runs the kernels")
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 RULES = ("absdot", "dot", "equal", "cls", "none")
@@ -227,7 +225,5 @@ def test_rules_without_a_kernel_are_refused(rule):
 
 def test_float64_is_refused():
     x = random(1, 1, 2, 8).double()
-    with pytest.raises(
-        BackendError, match="layernorm_: .* take float32, bfloat16 and float16, and the state is float64"
-    ):
+    with pytest.raises(BackendError, match="layernorm_: .* float32, bfloat16 and float16, and the state is float64"):
         cuda_emulation.kernels().layernorm(x, random(1, 1), None, None, centre=True, rule="absdot", dots=None)
