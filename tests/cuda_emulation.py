@@ -56,6 +56,13 @@ def kernels(way: str = "fused", *, backwards: bool = False) -> cuda.Kernels:
     return cuda.Kernels(library(), DEVICES[way])
 
 
+def bytes_moved() -> tuple[int, int]:
+    """Bytes of states read and written in accesses of 16 bytes, since this was asked last."""
+    moved = (2 * ctypes.c_int64)()
+    library().decompx_emulation_bytes(moved)
+    return moved[0], moved[1]
+
+
 def guarded(t: Tensor) -> Tensor:
     """A copy of ``t``, strides and all, whose memory ends at a page that may not be touched."""
     span = 1 + sum((size - 1) * stride for size, stride in zip(t.shape, t.stride(), strict=True))

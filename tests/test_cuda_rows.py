@@ -9,6 +9,7 @@ import torch
 from ops_cases import NAN, aligned_with, assert_accurate, embedded, random, random_state, surroundings
 
 from decompx_fast.errors import BackendError
+from decompx_fast.ops import cuda
 from decompx_fast.ops.activation import activation_torch
 from decompx_fast.ops.bias_split import bias_split_torch
 from decompx_fast.ops.layernorm import layernorm_torch
@@ -215,6 +216,35 @@ def test_nan_in_a_state_is_not_hidden():
     kernels = cuda_emulation.kernels()
     kernels.bias_split(x, random(48), rule="absdot", residual=None, share_after_residual=False)
     assert x.isnan().all() and not got.isnan().any()
+
+
+# How often a state of 16 sources of 384 bytes, one position, is read. There is room for 3 KB of vectors a block: 8 of a
+# row are read again, and none where two blocks share a row. A launch for every pass reads it in every launch.
+@pytest.mark.parametrize(("way", "reads"), [("fused", 1), ("refetched", 1.5), ("clustered", 1), ("split", 2)])
+@pytest.mark.parametrize("name", TWINS)
+def test_state_is_read_once_as_far_as_it_fits_on_chip_and_written_once(monkeypatch, name, way, reads):
+    room = cuda.Device(1, 2 * (8 * 384 + 512 + 512), way == "clustered")  # of `room` in row_launch.cuh
+    monkeypatch.setitem(cuda_emulation.DEVICES, "refetched", room)
+    monkeypatch.setitem(cuda_emulation.DEVICES, "clustered", room)
+    x, vector = random(1, 1, 16, 192, dtype=BF16), random(192)
+    kernels = cuda_emulation.kernels(way)
+    cuda_emulation.bytes_moved()
+    if name == "layernorm":
+        kernels.layernorm(x, random(1, 1, low=0.5), vector, vector, centre=True, rule="absdot", dots=None)
+    elif name == "bias_split":
+        kernels.bias_split(x, vector, rule="absdot", residual=None, share_after_residual=False)
+    else:
+        kernels.activation(x, random(1, 1, 192), vector, intercept=None, rule="absdot")
+    assert cuda_emulation.bytes_moved() == (reads * x.nbytes, x.nbytes)
+
+
+def test_known_dots_save_a_read():
+    x, vector = random(1, 1, 16, 192, dtype=BF16), random(192)
+    for way in WAYS:
+        cuda_emulation.bytes_moved()
+        options = {"centre": True, "rule": "absdot", "dots": random(1, 1, 16)}
+        cuda_emulation.kernels(way).layernorm(x, random(1, 1, low=0.5), vector, vector, **options)
+        assert cuda_emulation.bytes_moved() == (x.nbytes, x.nbytes)
 
 
 @pytest.mark.parametrize("rule", ["norm", "abssim"])

@@ -324,6 +324,8 @@ struct RowWorker {
                 if (chunk != held || n_chunks() > 1) fetch(tile, local, chunk, n_streams, fresh && held < 0);
 #pragma unroll
                 for (int v = 0; v < VECTORS; ++v) {
+                    const int64_t left = a.n_d - number(chunk, v);
+                    if (left <= 0) continue;
                     Parameters<T> p;
                     load_parameters(number(chunk, v), stage > 0, p);
 #pragma unroll
@@ -333,7 +335,7 @@ struct RowWorker {
                         if constexpr (Op::RESIDUAL) unpack<T>(tile.data[1][s][v], residual);
 #pragma unroll
                         for (int n = 0; n < VECTOR<T>; ++n) {
-                            if (number(chunk, v) + n >= a.n_d) continue;
+                            if (!ALIGNED && n >= left) continue;
                             const float u = Op::before(stage, x[n], residual[n], means[s], portions[s], p, n);
                             sums[2 * s] += u * (stage == 0 ? p.bias[n] : p.intercept[n]);
                             sums[2 * s + 1] += u != 0.0f ? 1.0f : 0.0f;

@@ -1,4 +1,4 @@
-// What the codes that launchers return mean.
+// What a launch may use, and what the codes that launchers return mean.
 #include "device.cuh"
 
 extern "C" const char* decompx_status_text(int status) {
@@ -9,3 +9,21 @@ extern "C" const char* decompx_status_text(int status) {
         default: return runtime_error_text(status);
     }
 }
+
+#ifndef DECOMPX_EMULATED
+
+// The limits of the current device.
+extern "C" int decompx_current_device(DecompxDevice* limits) {
+    int device = 0, major = 0;
+    cudaError_t status = cudaGetDevice(&device);
+    auto read = [&](int* to, cudaDeviceAttr attribute) {
+        if (status == cudaSuccess) status = cudaDeviceGetAttribute(to, attribute, device);
+    };
+    read(&limits->multiprocessors, cudaDevAttrMultiProcessorCount);
+    read(&limits->shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin);
+    read(&major, cudaDevAttrComputeCapabilityMajor);
+    limits->clusters = major >= 9;
+    return status;
+}
+
+#endif

@@ -241,11 +241,13 @@ def _library(capability: tuple[int, int], folder: Path | None = None) -> Path:
     return (folder or cache / "decompx_fast" / "cuda") / name
 
 
+@functools.cache
 def sources_hash() -> str:
     """Changes with every file that is compiled, and with the options."""
     digest = hashlib.sha256(repr((NVCC_OPTIONS, UNITS)).encode())
     for path in sorted(SOURCES.rglob("*.*")):
-        digest.update(path.name.encode() + path.read_bytes())
+        if path.suffix in (".cu", ".cuh", ".h", ".cpp"):
+            digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()
 
 
@@ -282,10 +284,13 @@ def _probe(device: torch.device) -> tuple[bool, str]:
 
 @functools.cache
 def _on_device(index: int) -> tuple[ctypes.CDLL, Device]:
-    properties = torch.cuda.get_device_properties(index)
-    library = load(build((properties.major, properties.minor)))
-    shared_bytes = properties.shared_memory_per_block_optin
-    return library, Device(properties.multi_processor_count, shared_bytes, properties.major >= 9)
+    """The library for a device, which is the current one, and what its launches may use."""
+    library, limits = load(build(torch.cuda.get_device_capability(index))), Device()
+    status = library.decompx_current_device(ctypes.byref(limits))
+    if status:
+        reason = library.decompx_status_text(status).decode()
+        raise BackendError(f"backend='cuda' cannot use cuda:{index}: {reason}. Use backend='auto'")
+    return library, limits
 
 
 def _kernels(t: Tensor) -> Kernels:

@@ -18,6 +18,7 @@
 namespace emulation {
 
 dim3 thread_index, block_index, grid_size;
+int64_t bytes_read = 0, bytes_written = 0;
 
 namespace {
 
@@ -287,6 +288,12 @@ uint16_t float_to_half(float x) {
 
 extern "C" {
 void decompx_emulation_order(int backwards) { emulation::backwards = backwards != 0; }
+// Bytes of states read and written since it was asked last.
+void decompx_emulation_bytes(int64_t* read_and_written) {
+    read_and_written[0] = emulation::bytes_read;
+    read_and_written[1] = emulation::bytes_written;
+    emulation::bytes_read = emulation::bytes_written = 0;
+}
 }
 
 #include "../activation.cu"

@@ -30,6 +30,8 @@ struct dim3 {
 namespace emulation {
 
 extern dim3 thread_index, block_index, grid_size;
+// Of states, in accesses of 16 bytes.
+extern int64_t bytes_read, bytes_written;
 
 [[noreturn]] void fail(const char* why);
 const char* what_failed();
@@ -89,13 +91,17 @@ inline BFloat16 from_float<BFloat16>(float x) {
 template <>
 inline Float16 from_float<Float16>(float x) { return {emulation::float_to_half(x)}; }
 
-inline Packed load_packed(const void* at) {
+inline Packed load_packed_cached(const void* at) {
     emulation::check_aligned(static_cast<const Packed*>(at));
     return *static_cast<const Packed*>(at);
 }
-inline Packed load_packed_cached(const void* at) { return load_packed(at); }
+inline Packed load_packed(const void* at) {
+    emulation::bytes_read += sizeof(Packed);
+    return load_packed_cached(at);
+}
 inline void store_packed(void* at, Packed v) {
     emulation::check_aligned(static_cast<const Packed*>(at));
+    emulation::bytes_written += sizeof(Packed);
     *static_cast<Packed*>(at) = v;
 }
 template <typename T>
