@@ -10,9 +10,9 @@
 // How numbers are multiplied.
 enum class Mode { HALF, TF32, TF32X3, IEEE };
 
-// A tile of the result [ROWS, COLUMNS], computed by THREADS threads; one step sums over DEPTH keys. The rows of tiles in
-// shared memory are PADDED by 16 bytes (8 words more for the columns of 4-byte numbers), so that the eight rows that a
-// warp reads at once lie in different banks.
+// A tile of the result [ROWS, COLUMNS], computed by THREADS threads; one step sums over DEPTH keys. Rows of tiles in
+// shared memory are longer by 16 bytes (columns of 4-byte numbers by 32), so that the rows that a warp reads at once
+// lie in different banks.
 template <typename T, int ROWS_, int WARPS_DOWN_, int WARPS_ACROSS_>
 struct Tiles {
     static constexpr int ROWS = ROWS_, COLUMNS = 128, DEPTH = 64 / sizeof(T);
@@ -341,7 +341,8 @@ template <class Tile, Mode MODE>
 constexpr int BLOCKS = Tile::ROWS == 128 && (MODE == Mode::TF32X3 || MODE == Mode::IEEE) ? 1 : 2;
 
 template <typename T, class Tile, Mode MODE>
-__global__ void __launch_bounds__(Tile::THREADS, (BLOCKS<Tile, MODE>)) mixing_kernel(const __grid_constant__ MixingTask task) {
+__global__ void __launch_bounds__(Tile::THREADS, (BLOCKS<Tile, MODE>))
+    mixing_kernel(const __grid_constant__ MixingTask task) {
     MixingWorker<T, Tile, MODE>(task).run();
 }
 

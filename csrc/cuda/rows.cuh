@@ -9,10 +9,10 @@
 // far as it fits, and APPLY takes it from there. Two blocks of 113 KB are resident on a multiprocessor of compute
 // capability 9.0 or 10.0, and up to eight blocks can wait for one another as a cluster: together 900 KB, so a row of
 // 512 sources of 768 numbers of 2 bytes (786 KB) is read once and written once, 2 S. Eight blocks of 49 KB on 12.0 hold
-// half of it. Without clusters (8.0: one block of 81 KB) 90 % of such a row is read again. It is read backwards, so that
-// what was read last comes first, from the L2 cache; but 216 rows are in flight, 170 MB beside 40 MB of cache, so little
-// of it: up to 2.9 S there, the floor of 2 S for rows up to 81 KB. Dots that are known beforehand, and rules without
-// dots, leave APPLY alone: 2 S for every row. The tests count these bytes on the emulated device.
+// half of it. Without clusters (8.0: one block of 81 KB) 90 % of such a row is read again. It is read backwards, so
+// that what was read last comes first, from the L2 cache; but 216 rows are in flight, 170 MB beside 40 MB of cache, so
+// little of it: up to 2.9 S there, the floor of 2 S for rows up to 81 KB. Dots that are known beforehand, and rules
+// without dots, leave APPLY alone: 2 S for every row. The tests count these bytes on the emulated device.
 //
 // With too few rows to occupy the device, each pass is a launch of its own, in which a row is divided among many
 // blocks: 3 S, of a state that is small.
@@ -202,7 +202,8 @@ struct RowWorker {
                     const int64_t at = number(chunk, v);
                     tile.data[stream][s][v] = {};
                     if (!valid || at >= a.n_d) continue;
-                    tile.data[stream][s][v] = is_resident ? *slot(local + s, stream, at) : load_vector(vector, at, a.n_d);
+                    tile.data[stream][s][v] =
+                        is_resident ? *slot(local + s, stream, at) : load_vector(vector, at, a.n_d);
                 }
             }
         }
@@ -287,7 +288,8 @@ struct RowWorker {
     // ---- passes
 
     // The means of the vectors, where they are subtracted; the vectors that are then in the tile.
-    DEVICE int64_t fetch_and_centre(Tile& tile, int64_t local, int n_streams, bool keep, float (&means)[SOURCES]) const {
+    DEVICE int64_t fetch_and_centre(Tile& tile, int64_t local, int n_streams, bool keep,
+                                    float (&means)[SOURCES]) const {
 #pragma unroll
         for (int s = 0; s < SOURCES; ++s) means[s] = 0.0f;
         if (!Op::CENTRED || !a.centre) return -1;

@@ -126,8 +126,8 @@ const char* complaint(const std::vector<Fiber>& fibers) {
     for (const Fiber& fiber : fibers) {
         if (fiber.waits == Waits::ENDED) continue;
         const char* what = fiber.waits == Waits::WARP ? "warp" : fiber.waits == Waits::BLOCK ? "block" : "cluster";
-        snprintf(text, sizeof text, "thread %d of block (%u, %u) waits in line %d for threads of its %s that never come",
-                 fiber.thread, cluster_now->first.x, cluster_now->first.y + unsigned(fiber.block), fiber.line, what);
+        const char* form = "thread %d of block (%u, %u) waits in line %d for threads of its %s that never come";
+        snprintf(text, sizeof text, form, fiber.thread, cluster_now->first.x, cluster_now->first.y + unsigned(fiber.block), fiber.line, what);
         return text;
     }
     return "";
