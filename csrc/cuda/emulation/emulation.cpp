@@ -127,7 +127,8 @@ const char* complaint(const std::vector<Fiber>& fibers) {
         if (fiber.waits == Waits::ENDED) continue;
         const char* what = fiber.waits == Waits::WARP ? "warp" : fiber.waits == Waits::BLOCK ? "block" : "cluster";
         const char* form = "thread %d of block (%u, %u) waits in line %d for threads of its %s that never come";
-        snprintf(text, sizeof text, form, fiber.thread, cluster_now->first.x, cluster_now->first.y + unsigned(fiber.block), fiber.line, what);
+        const unsigned x = cluster_now->first.x, y = cluster_now->first.y + unsigned(fiber.block);
+        snprintf(text, sizeof text, form, fiber.thread, x, y, fiber.line, what);
         return text;
     }
     return "";
