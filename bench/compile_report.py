@@ -1,4 +1,4 @@
-"""Renders what ``compile_gate.py`` measured as Markdown."""
+"""Renders what ``compile_gate.py`` and ``nvcc_gate.py`` measured as Markdown."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 ARCHS = ("sm_80", "sm_90", "sm_100", "sm_120", "gfx942")
+CUDA_ARCHS = ("sm_80", "sm_90a", "sm_100", "sm_120")
 
 
 def summary(rows: list[dict[str, Any]]) -> str:
@@ -59,3 +60,32 @@ def _cell(row: dict[str, Any]) -> str:
     matrix = " ".join(f"{count} {name}" for name, count in row["matrix"].items()) or "-"
     spills = f", spills {row['spill_bytes']} B" if row["spill_bytes"] or row["spill_instructions"] else ""
     return f"{row['registers']}, {row['shared_bytes'] / 1024:.0f}, {matrix}{spills}"
+
+
+def cuda_to_json(result: dict[str, Any]) -> str:
+    """The results of ``nvcc_gate.py`` with a line per row."""
+    rows = ",\n".join(json.dumps(row, sort_keys=True) for row in result["rows"])
+    return f'{{"nvcc": {json.dumps(result["nvcc"])}, "rows": [\n{rows}\n]}}\n'
+
+
+def render_cuda(result: dict[str, Any]) -> str:
+    """A table of the CUDA kernels: a row per kernel and dtype, a column per architecture."""
+    lines = ["# What the CUDA kernels compile to", ""]
+    lines += [
+        f"Made by `python bench/nvcc_gate.py` from `compile_cuda.json`, with nvcc {result['nvcc']}. Each cell:",
+        "registers per thread, tensor-core instructions in the code. Shared memory is asked for at launch: see",
+        "`csrc/cuda/row_launch.cuh` and `mixing.cu`.",
+        "",
+        "| kernel | dtype | " + " | ".join(CUDA_ARCHS) + " |",
+        "| --- | --- |" + " --- |" * len(CUDA_ARCHS),
+    ]
+    cells = {(row["case"], row["dtype"], row["arch"]): _cuda_cell(row) for row in result["rows"]}
+    for case, dtype in dict.fromkeys((row["case"], row["dtype"]) for row in result["rows"]):
+        found = " | ".join(cells.get((case, dtype, arch), "") for arch in CUDA_ARCHS)
+        lines.append(f"| {case} | {dtype} | {found} |")
+    return "\n".join([*lines, ""])
+
+
+def _cuda_cell(row: dict[str, Any]) -> str:
+    spills = f", spills {row['spill_bytes']} B" if row["spill_bytes"] or row["stack_bytes"] else ""
+    return f"{row['registers']}, {row['matrix'] or '-'}{spills}"

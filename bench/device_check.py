@@ -1,5 +1,9 @@
 """Everything that needs a GPU, most important first, within 8 minutes: tests, kernels, whole explanations.
 
+Last, the kernels of ``csrc/cuda``: they are built, tested, tested again under compute-sanitizer where there is one, and
+put beside the Triton kernels. A machine without nvcc takes a library that was built for it elsewhere, by
+``cuda.build((9, 0), folder=Path(".cache/decompx_fast/cuda"))`` of ``decompx_fast.ops``.
+
     OUT=results python bench/device_check.py
 
 Needs what is installed already; downloads nothing. Each step has a limit of its own, writes its own file, and a step
@@ -11,6 +15,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -19,15 +24,25 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 TOTAL_S = 470
 
-#: Name, command, limit in seconds.
 PYTEST = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
+BUILD = "import torch; from decompx_fast.ops import cuda; print(cuda.build(torch.cuda.get_device_capability()))"
+SANITIZER = shutil.which("compute-sanitizer")
+#: Name, command, limit in seconds.
 STEPS: list[tuple[str, list[str], int]] = [
     ("doctor", [sys.executable, "-m", "decompx_fast.cli", "doctor"], 60),
     ("kernel-tests", [*PYTEST, "tests/test_kernels_rows.py", "tests/test_kernels_matrix.py"], 150),
-    ("gpu-tests", [*PYTEST, "-m", "gpu", "tests"], 90),
+    ("gpu-tests", [*PYTEST, "-m", "gpu", "tests", "--ignore=tests/test_cuda_gpu.py"], 90),
     ("kernel-bench", [*PYTEST, "bench/bench_kernels.py", "--benchmark-only", "--device=cuda"], 120),
     ("explain-bench", [*PYTEST, "bench/bench_explain.py", "--benchmark-only", "--device=cuda"], 180),
+    ("cuda-build", [sys.executable, "-c", BUILD], 120),
+    ("cuda-tests", [*PYTEST, "tests/test_cuda_gpu.py"], 60),
+    ("cuda-bench", [*PYTEST, "bench/bench_cuda.py", "--benchmark-only", "--device=cuda"], 90),
 ]
+if SANITIZER:
+    # Slow: one dtype is enough for what it looks for.
+    few = "dtype1 and not 3072"
+    under = [SANITIZER, "--error-exitcode=9", "--target-processes=all"]
+    STEPS.append(("cuda-sanitizer", [*under, *PYTEST, "tests/test_cuda_gpu.py", "-k", few], 90))
 
 
 def run_step(name: str, command: list[str], limit_s: float, out: Path) -> dict[str, object]:
@@ -37,6 +52,7 @@ def run_step(name: str, command: list[str], limit_s: float, out: Path) -> dict[s
     start = time.monotonic()
     log = out / f"{name}.log"
     environment = os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
+    environment["XDG_CACHE_HOME"] = str(ROOT / ".cache")
     with open(log, "w", encoding="utf-8") as stream:
         try:
             done = subprocess.run(

