@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from functools import cache
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
@@ -25,15 +24,14 @@ def device(request: pytest.FixtureRequest) -> str:
     return request.config.getoption("--device")
 
 
-@cache
 def matmul_flops_per_s(device: str, dtype: torch.dtype) -> float:
-    """The ceiling of arithmetic: a square product so large that nothing else counts."""
+    """The ceiling of arithmetic: a square product so large that nothing else counts. Measured anew for each benchmark,
+    since clocks and neighbours change."""
     n = 8192 if device == "cuda" else 2048
     a, b, out = (torch.randn(n, n, device=device).to(dtype) for _ in range(3))
     return 2 * n**3 / median_seconds(lambda: torch.matmul(a, b, out=out), device)
 
 
-@cache
 def copy_bytes_per_s(device: str) -> float:
     """The ceiling of memory: a copy larger than any cache; it reads and writes."""
     n_bytes = ROTATION_BYTES[device]

@@ -12,6 +12,7 @@ import json
 import os
 import platform
 import re
+import statistics
 import subprocess
 from collections import defaultdict
 from importlib import metadata
@@ -129,17 +130,22 @@ def sentences_table(rows: list[Row]) -> list[str]:
     return lines
 
 
+def span(rates: list[float]) -> str:
+    """The median, and between what it lay."""
+    return f"{statistics.median(rates):.1f} ({min(rates):.1f} to {max(rates):.1f})"
+
+
 def markdown(result: dict[str, Any]) -> str:
     kernels = [row for row in result["rows"] if "op" in row]
     whole = [row for row in result["rows"] if "engine" in row]
     sentences = [row for row in result["rows"] if "sentences" in row]
     versions = ", ".join(f"{name} {value}" for name, value in result["versions"].items() if value)
     lines = [f"# {result['device']}", "", f"Python {result['python']}, {versions}; commit {result['commit']}.", ""]
-    ceilings = {(row["dtype"], round(row["matmul_flops_per_s"] / 1e9)) for row in result["rows"]}
-    for dtype, rate in sorted(ceilings):
-        lines.append(f"Ceiling of arithmetic, {dtype}: {rate} GFLOP/s (a large product, same run).")
-    for rate in sorted({round(row["copy_bytes_per_s"] / 1e9, 1) for row in result["rows"]}):
-        lines.append(f"Ceiling of memory: {rate} GB/s (a large copy, same run).")
+    for dtype in sorted({row["dtype"] for row in result["rows"]}):
+        rates = [row["matmul_flops_per_s"] / 1e9 for row in result["rows"] if row["dtype"] == dtype]
+        lines.append(f"Ceiling of arithmetic, {dtype}: {span(rates)} GFLOP/s (a large product, before each benchmark).")
+    rates = [row["copy_bytes_per_s"] / 1e9 for row in result["rows"]]
+    lines.append(f"Ceiling of memory: {span(rates)} GB/s (a large copy, before each benchmark).")
     lines += ["", "## Ops", "", *kernels_table(kernels)] if kernels else []
     lines += ["", "## Whole explanations", "", *explain_table(whole)] if whole else []
     lines += ["", "## Sentences", "", *sentences_table(sentences)] if sentences else []
@@ -188,8 +194,8 @@ def plot_roofline(rows: list[Row], path: Path) -> None:
     figure, axis = pyplot.subplots(figsize=(8, 5.5))
     intensities = [0.1, 1e4]
     for dtype in sorted({row["dtype"] for row in rows}):
-        peak = next(row["matmul_flops_per_s"] for row in rows if row["dtype"] == dtype)
-        copy = next(row["copy_bytes_per_s"] for row in rows if row["dtype"] == dtype)
+        peak = statistics.median(row["matmul_flops_per_s"] for row in rows if row["dtype"] == dtype)
+        copy = statistics.median(row["copy_bytes_per_s"] for row in rows if row["dtype"] == dtype)
         ridge = peak / copy
         axis.plot(
             [intensities[0], ridge, intensities[1]], [intensities[0] * copy / 1e9, peak / 1e9, peak / 1e9], label=dtype
