@@ -17,7 +17,7 @@ from torch import Tensor
 from ..activations import get_activation, linear_piece
 from ..config import DecompXConfig
 from ..errors import InputError, OptionError
-from ..linearize.layer import Attention, Linearization, LinearizedLayer, Norm, Sublayer
+from ..linearize.layer import Linearization, LinearizedLayer, Norm, Sublayer
 from .attention_path import Mixing, attend_, attend_first, attend_row
 from .attribution import Attribution
 from .bias import add_bias
@@ -25,6 +25,7 @@ from .blocks import Workspace, blocks, wide
 from .direct_path import at_rows, finish_sublayer_
 from .operator_path import finish_by_operator_
 from .plan import Plan, plan
+from .segments import attention_of, keeps_branch, segments
 from .shape import ModelShape, form_refusal
 from .sharing import PendingBias, Sharing
 
@@ -242,7 +243,7 @@ class _Run:
         if not part[0].has_attention:
             return True
         n, d = self.embedding.shape[1:]
-        row = 2 * _attention_of(part[0]).heads * n * d + 4 * d**2
+        row = 2 * attention_of(part[0]).heads * n * d + 4 * d**2
         return (1 + len(self.positions)) * row <= n * (4 * d**2 + 2 * n * d) or not self.positions
 
     def _segment_at_rows(self, part: Sequence[Sublayer], positions: Sequence[int], *, first: bool, ride: bool) -> None:
@@ -263,7 +264,7 @@ class _Run:
         pending, branch = None, None
         if part[0].has_attention:
             branch, pending = attend_row(
-                self.x, position, _attention_of(part[0]), self.mixing, pre_norm=pre_norm, pre_shares=shares, ride=ride
+                self.x, position, attention_of(part[0]), self.mixing, pre_norm=pre_norm, pre_shares=shares, ride=ride
             )
         x = self.x[:, position : position + 1].clone()
         for items in blocks(b, self.plan.blocks.direct_rows):
@@ -309,7 +310,7 @@ class _Run:
 
     def _attend(self, sublayer: Sublayer, *, first: bool, ride: bool) -> tuple[PendingBias | None, Tensor | None]:
         """Add what the attention gives to the state, or return it apart where that is normed or joined by others."""
-        op, pre_norm = _attention_of(sublayer), sublayer.pre_norm if self.config.ln1 else None
+        op, pre_norm = attention_of(sublayer), sublayer.pre_norm if self.config.ln1 else None
         apart = keeps_branch(sublayer, self.config)
         start = self._first_input(pre_norm) if first and not apart else None
         if start is not None:
@@ -398,34 +399,3 @@ class _Run:
             if number == 0:
                 self._keep("pooler", self.linearization.num_layers - 1, x)
         return x
-
-
-def segments(sublayers: Sequence[Sublayer]) -> list[list[Sublayer]]:
-    """A layer cut before each attention: what follows it up to the next is position-wise."""
-    parts: list[list[Sublayer]] = []
-    for sublayer in sublayers:
-        if sublayer.has_attention or not parts:
-            parts.append([])
-        parts[-1].append(sublayer)
-    return parts
-
-
-def keeps_branch(sublayer: Sublayer, config: DecompXConfig) -> bool:
-    """Whether what the attention gives cannot be added to the state at once: it is normed before, or another
-    operation still reads the state."""
-    others = config.ffn and len(sublayer.ops) > 1
-    return others or (config.ln1 and sublayer.out_norm is not None)
-
-
-def _attention_of(sublayer: Sublayer) -> Attention:
-    """The attention of a sublayer.
-
-    Raises:
-        OptionError: if it has several.
-    """
-    found = [op for op in sublayer.ops if isinstance(op, Attention)]
-    if len(found) > 1:
-        raise OptionError(
-            f"a sublayer with {len(found)} attentions in parallel is not in the forward engine: use engine='reference'"
-        )
-    return found[0]

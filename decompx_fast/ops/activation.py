@@ -33,7 +33,7 @@ def activation_(
             float32.
         rule: as in :func:`bias_split_`; ``norm`` and ``abssim`` through the twin only. ``none`` adds neither
             the bias nor the intercept.
-        backend: ``auto``, ``triton``, ``native`` or ``torch``.
+        backend: ``auto``, ``triton``, ``cuda``, ``native`` or ``torch``.
 
     Returns:
         ``a``.

@@ -36,7 +36,7 @@ def bias_split_(
             only the twin has: there ``backend="auto"`` takes plain PyTorch on every device.
         residual: ``[b, i, k, d]`` like ``x``, not overlapping it, or ``None``.
         share_after_residual: whether the weights come from the vectors after the residual is added.
-        backend: ``auto``, ``triton``, ``native`` or ``torch``.
+        backend: ``auto``, ``triton``, ``cuda``, ``native`` or ``torch``.
 
     Returns:
         ``x``.

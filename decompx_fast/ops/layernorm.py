@@ -36,7 +36,7 @@ def layernorm_(
         dots: ``[b, i, k]``, ``y[i,k] . bias`` up to a positive factor common to the sources, if known already
             (from the product that made ``x``); float32, or float64 with a float64 ``x``. For the rules
             ``absdot`` and ``dot``. It saves one pass over the state.
-        backend: ``auto``, ``triton``, ``native`` or ``torch``.
+        backend: ``auto``, ``triton``, ``cuda``, ``native`` or ``torch``.
 
     Returns:
         ``x``.

@@ -46,7 +46,7 @@ def mixing(
         precision: of the products of float32 numbers in Triton: ``ieee``, ``tf32`` (10-bit mantissas on the
             matrix units) or ``tf32x3`` (three such products, nearly float32). Plain PyTorch follows
             ``torch.backends.cuda.matmul`` instead.
-        backend: ``auto``, ``triton``, ``native`` or ``torch``.
+        backend: ``auto``, ``triton``, ``cuda``, ``native`` or ``torch``.
 
     Returns:
         ``out``, ``[b, i, k, h, v]``.
