@@ -16,6 +16,8 @@ import torch
 from decompx_fast import DecompX
 from decompx_fast.errors import InputError, OptionError, OutputError
 from decompx_fast.evaluation import METRICS, Method, evaluate
+from decompx_fast.evaluation.classifier import Classifier
+from decompx_fast.evaluation.masking import input_key
 from decompx_fast.evaluation.method import get_method
 from decompx_fast.evaluation.store import Store
 from decompx_fast.evaluation.work import EvaluationError
@@ -250,3 +252,31 @@ def test_the_model_and_the_threads_are_left_as_they_were(model, data, tmp_path):
     with models.unchanged(explainer.model):
         evaluate(data, explainer, out=tmp_path, methods=MARKS, limit=20, metrics="aopc")
     assert os.listdir(tmp_path)
+
+
+def test_what_is_said_about_a_text_does_not_depend_on_its_company(model):
+    classifier = Classifier(DecompX.from_pretrained(model))
+    texts = [" ".join(["good", "bad", "the", "film"][(n + k) % 4] for k in range(1 + n % 7)) for n in range(60)]
+    inputs = [encoded.inputs for encoded in classifier.encode(texts)]
+    together = classifier.predict(inputs)
+    for n in range(0, len(inputs), 7):
+        alone = classifier.predict(inputs[n : n + 1])
+        assert torch.equal(alone.log_probabilities[0], together.log_probabilities[n])
+        assert torch.equal(alone.states[0], together.states[n])
+
+
+def test_methods_that_change_a_text_alike_ask_about_it_once(model, data, tmp_path, monkeypatch):
+    asked: list[object] = []
+    predict = Classifier.predict
+
+    def count(self: Classifier, inputs: list) -> object:
+        asked.extend(input_key(one) for one in inputs)
+        return predict(self, inputs)
+
+    monkeypatch.setattr(Classifier, "predict", count)
+    again = Method("again", "Again", True, "the same once more", get_method("random").score)
+    evaluate(data, model, out=tmp_path / "out", methods=["random", again], metrics="aopc,sufficiency", limit=20)
+    assert asked and len(asked) == len(set(asked))
+    rows = pyarrow.parquet.read_table(tmp_path / "out" / "results.parquet").drop_columns(["seconds"]).to_pylist()
+    by_method = [[{**row, "method": ""} for row in rows if row["method"] == name] for name in ("random", "again")]
+    assert len(by_method[0]) == 20 and by_method[0] == by_method[1]

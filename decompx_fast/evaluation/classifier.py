@@ -18,6 +18,10 @@ from ..linearize.registry import describe, input_limits, only_device, plain_mode
 #: Positions in one batch; inputs of a batch are equally long, so that none is padded.
 BATCH_POSITIONS = 2**12
 
+#: Inputs in one batch at the least (or as many as :data:`BATCH_POSITIONS` allows), filled up with copies: with fewer,
+#: matrix products take another way, and what is said about an input would depend, in the last digit, on the company.
+FEWEST = 8
+
 Inputs = Mapping[str, Tensor]  # [i] each, as in Encoded.inputs
 
 
@@ -71,7 +75,7 @@ class Classifier:
         return list(reader.read(list(texts))[0])
 
     def predict(self, inputs: Sequence[Inputs]) -> Predictions:
-        """Run the classifier on inputs of any lengths, equally long ones together.
+        """Run the classifier on inputs of any lengths, equally long ones together, and :data:`FEWEST` at the least.
 
         Raises:
             NumericalError: if a logit is NaN or infinite.
@@ -81,15 +85,17 @@ class Classifier:
         with plain_mode(self.device), undisturbed(unwrap(self.model)):
             layers = describe(unwrap(self.model)).layer_modules
             for batch in batches_of_equal_length([len(one["input_ids"]) for one in inputs]):
+                fewest = min(FEWEST, BATCH_POSITIONS // len(inputs[batch[0]]["input_ids"]))
+                filled = batch + batch[:1] * (fewest - len(batch))
                 stacked = {
-                    name: torch.stack([inputs[n][name] for n in batch]).to(self.device) for name in inputs[batch[0]]
+                    name: torch.stack([inputs[n][name] for n in filled]).to(self.device) for name in inputs[batch[0]]
                 }
                 run = run_model(unwrap(self.model), layers, stacked)
                 if not torch.isfinite(run.logits).all():
                     raise NumericalError(f"the logits hold NaN or infinity in {run.logits.dtype}: check the model")
                 found = run.logits.double().log_softmax(-1).cpu()  # [b, c]
                 pooled = run.states[-1].float().mean(1).cpu()  # [b, d]
-                for n, row, state in zip(batch, found, pooled, strict=True):
+                for n, row, state in zip(batch, found, pooled, strict=False):
                     log_probabilities[n], states[n] = row, state
         return Predictions(torch.stack(log_probabilities), torch.stack(states))
 

@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -20,7 +21,7 @@ from torch import Tensor
 from ..encoding import Encoded
 from ..errors import DecompXError
 from ..explainer import DecompX
-from .classifier import Classifier, Inputs
+from .classifier import Classifier, Inputs, Predictions
 from .masking import Perturbation, importance_order, input_key, perturbed
 from .method import Method, Problem, get_method
 from .metrics import RATIONALE
@@ -74,7 +75,7 @@ def chunks_of(encoded: Sequence[Encoded]) -> list[list[int]]:
 
 
 class Worker:
-    """Computes parts.
+    """Computes parts. Methods agree on much of what is masked, so each changed text of a chunk is asked about once.
 
     Args:
         task: what is to be done.
@@ -87,6 +88,8 @@ class Worker:
         self.classifier = Classifier(explainer or task.load())
         self.encoded = encoded or self.classifier.encode(task.texts, truncate=task.truncate)
         self.chunks = chunks_of(self.encoded)
+        self._chunk = -1
+        self._known: dict[object, tuple[Tensor, Tensor]] = {}  # of this chunk: what was asked, and what was said
 
     def compute(self, item: Item) -> list[Record]:
         """The records of one part.
@@ -98,7 +101,9 @@ class Worker:
         method = self.task.methods[name] or get_method(name)
         places = self.chunks[chunk]
         texts = [self.encoded[place] for place in places]
-        full = self.classifier.predict([encoded.inputs for encoded in texts]).log_probabilities
+        if chunk != self._chunk:
+            self._chunk, self._known = chunk, {}
+        full = self._predict([encoded.inputs for encoded in texts]).log_probabilities
         classes = full.argmax(1).tolist()
         problem = Problem(self.classifier.model, self.classifier.explainer.tokenizer, texts, classes, self.task.seed)
         start = time.perf_counter()
@@ -142,23 +147,17 @@ class Worker:
     def _perturb(
         self, texts: Sequence[Encoded], classes: list[int], orders: list[list[int]], records: list[Record]
     ) -> None:
-        """Add what the model says about the changed texts; inputs that come out the same are computed once."""
+        """Add what the model says about the changed texts."""
         inputs: list[Inputs] = []
-        place_of: dict[object, int] = {}
         wanted: list[list[list[int]]] = []
         for encoded, order in zip(texts, orders, strict=True):
             rows = []
             for perturbation in self.task.perturbations:
-                row = []
-                for changed in perturbed(encoded, order, perturbation, self.classifier.mask_token_id):
-                    key = input_key(changed)
-                    if key not in place_of:
-                        place_of[key] = len(inputs)
-                        inputs.append(changed)
-                    row.append(place_of[key])
-                rows.append(row)
+                changed = perturbed(encoded, order, perturbation, self.classifier.mask_token_id)
+                rows.append(list(range(len(inputs), len(inputs) + len(changed))))
+                inputs += changed
             wanted.append(rows)
-        found = self.classifier.predict(inputs)
+        found = self._predict(inputs)
         predicted = found.log_probabilities.argmax(1)
         for record, target, rows in zip(records, classes, wanted, strict=True):
             for perturbation, row in zip(self.task.perturbations, rows, strict=True):
@@ -167,41 +166,69 @@ class Worker:
                 if perturbation.name == RATIONALE:
                     record[f"{RATIONALE}_state"] = found.states[row[0]].numpy()
 
+    def _predict(self, inputs: Sequence[Inputs]) -> Predictions:
+        """As :meth:`Classifier.predict`, which computes only what this chunk has not asked about before."""
+        keys = [input_key(one) for one in inputs]
+        new = {key: one for key, one in zip(keys, inputs, strict=True) if key not in self._known}
+        if new:
+            found = self.classifier.predict(list(new.values()))
+            self._known.update(zip(new, zip(found.log_probabilities, found.states, strict=True), strict=True))
+        log_probabilities, states = zip(*(self._known[key] for key in keys), strict=True)
+        return Predictions(torch.stack(log_probabilities), torch.stack(states))
+
 
 def compute_all(worker: Worker, items: Sequence[Item], workers: int) -> Iterator[tuple[Item, list[Record]]]:
     """Compute parts, in one process or in several, and yield each as it is done.
 
-    A part's numbers are the same in any process, since each computes on one thread.
+    A chunk's parts follow each other in one process, which remembers what the model said about its changed texts; the
+    longest chunks come first, so that no process is left alone with one. A part's numbers are the same in any process
+    and order, since each computes on one thread, and :meth:`Classifier.predict` does not mix inputs.
 
     Raises:
         EvaluationError: if a method fails, or a process dies.
     """
+    by_chunk: dict[int, list[Item]] = {}
+    for item in sorted(items, key=lambda item: -item[1]):
+        by_chunk.setdefault(item[1], []).append(item)
+    chunks = deque(by_chunk.values())
     if workers == 1 or len(items) < 2:
-        for item in items:
+        for item in (item for chunk in chunks for item in chunk):
             with one_thread():
                 records = worker.compute(item)
             yield item, records
         return
-    pool = ProcessPoolExecutor(
-        min(workers, len(items)), multiprocessing.get_context("spawn"), initializer=_begin, initargs=(worker.task,)
-    )
-    running: dict[Future[list[Record]], Item] = {}
-    waiting = list(reversed(items))
+    context = multiprocessing.get_context("spawn")
+    pools = [
+        ProcessPoolExecutor(1, context, initializer=_begin, initargs=(worker.task,))
+        for _ in range(min(workers, len(chunks)))
+    ]
+    waiting: list[deque[Item]] = [deque() for _ in pools]  # of each process: what is left of its chunk
+    running: dict[Future[list[Record]], tuple[Item, int]] = {}
+    idle = [number for number in range(len(pools)) for _ in range(2)]  # each has a part to go on with
     try:
-        while waiting or running:
-            while waiting and len(running) < 2 * workers:
-                item = waiting.pop()
-                running[pool.submit(_compute, item)] = item
+        while True:
+            for number in idle:
+                if not waiting[number] and chunks:
+                    waiting[number].extend(chunks.popleft())
+                if waiting[number]:
+                    item = waiting[number].popleft()
+                    running[pools[number].submit(_compute, item)] = item, number
+            if not running:
+                return
             done, _ = wait(running, return_when=FIRST_COMPLETED)
+            idle = [running[future][1] for future in done]
             for future in done:
-                yield running.pop(future), future.result()
+                yield running.pop(future)[0], future.result()
     except BrokenProcessPool as error:
         raise EvaluationError(
             "a worker process ended before its work was done: perhaps memory ran out. Run the same again, with fewer "
             "workers; what is finished is kept"
         ) from error
     finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+        for pool in pools:
+            pool.shutdown(wait=False, cancel_futures=True)
+        for pool in pools:
+            pool.shutdown(wait=True)
 
 
 @contextmanager
