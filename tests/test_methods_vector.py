@@ -248,8 +248,8 @@ def test_flow_is_the_least_cut(seed) -> None:
     generator = np.random.default_rng(seed)
     capacities = generator.dirichlet([0.3] * 3, size=(3, 3))
     found = _max_flows(torch.tensor(capacities), 0)
-    # capacities are rounded to 2^-40
-    assert gap(found.numpy(), np.array([least_cut(capacities, j) for j in range(3)])) < 1e-10
+    # capacities are rounded to 2^-30
+    assert gap(found.numpy(), np.array([least_cut(capacities, j) for j in range(3)])) < 1e-7
 
 
 def test_flow_by_hand() -> None:
@@ -263,7 +263,7 @@ def test_flow_lies_between_rollout_and_one(model) -> None:
     """What rollout sends along all paths to a token is a flow to it."""
     flow, rolled = (score(name, problem(model, ROWS)) for name in ("attention-flow", "attention-rollout"))
     for ours, least in zip(flow, rolled, strict=True):
-        assert (ours >= least - 1e-10).all() and (ours <= 1 + 1e-10).all()
+        assert (ours >= least - 1e-7).all() and (ours <= 1 + 1e-7).all()
 
 
 def test_flow_matches_the_cuts_of_a_model(model) -> None:
@@ -271,13 +271,25 @@ def test_flow_matches_the_cuts_of_a_model(model) -> None:
     layers = naive_layers(model, {"input_ids": row})
     capacities = np.stack([half(layer.alpha.mean(0)) for layer in layers])
     (found,) = score("attention-flow", problem(model, [row]))
-    assert gap(found, np.array([least_cut(capacities, j) for j in range(3)])) < 1e-10
+    assert gap(found, np.array([least_cut(capacities, j) for j in range(3)])) < 1e-7
 
 
-def test_flow_needs_networkx(model, monkeypatch) -> None:
-    assert get_method("attention-flow").needs == ("networkx",)
-    monkeypatch.setitem(sys.modules, "networkx", None)
-    with pytest.raises(MissingPackageError, match="pip install networkx"):
+def test_flow_of_a_long_text_is_that_of_another_library() -> None:
+    networkx = pytest.importorskip("networkx")
+    layers, n, position = 4, 23, 5
+    capacities = np.random.default_rng(0).dirichlet([0.05] * n, size=(layers, n))
+    graph = networkx.DiGraph()
+    for layer, i, j in itertools.product(range(layers), range(n), range(n)):
+        graph.add_edge((layer + 1, i), (layer, j), capacity=capacities[layer, i, j])
+    found = _max_flows(torch.tensor(capacities), position)
+    for j in range(0, n, 4):
+        assert abs(networkx.maximum_flow_value(graph, (layers, position), (0, j)) - found[j].item()) < 1e-7
+
+
+def test_flow_needs_scipy(model, monkeypatch) -> None:
+    assert get_method("attention-flow").needs == ("scipy",)
+    monkeypatch.setitem(sys.modules, "scipy.sparse", None)
+    with pytest.raises(MissingPackageError, match="pip install scipy"):
         score("attention-flow", problem(model, ROWS))
 
 

@@ -98,13 +98,13 @@ def attention_rollout(problem: Problem) -> list[Tensor]:
     signed=False,
     about="The largest flow from the position that the head reads down to each token, in a network with a node for "
     "each position of each layer and capacities 0.5 A + 0.5 I (Abnar and Zuidema, ACL 2020, section 3).",
-    needs=("networkx",),
+    needs=("scipy",),
 )
 def attention_flow(problem: Problem) -> list[Tensor]:
     """Maximum flow in the graph of layers, for one token after the other; each at most 1, together more than 1.
 
     An edge leads from position ``i`` above a layer to ``j`` below it and carries at most ``0.5 A[i,j] + 0.5 [i = j]``.
-    Flows are not normalised over the tokens. About 20 ms for each token of a text of 30, with 6 layers.
+    Flows are not normalised over the tokens, and exact to about 1e-7.
 
     Source: Abnar and Zuidema, ACL 2020, section 3.
     """
@@ -117,29 +117,30 @@ def attention_flow(problem: Problem) -> list[Tensor]:
     return score_batches(problem, score)
 
 
-#: Capacities are rounded to multiples of 1 / FLOW_UNIT, since the algorithm is exact and sure to end on integers.
-FLOW_UNIT = 2**40
+#: Capacities are rounded to multiples of 1 / FLOW_UNIT: the algorithm works on whole numbers of 32 bits.
+FLOW_UNIT = 2**30
 
 
 def _max_flows(capacities: Tensor, position: int) -> Tensor:
     """``[j]``: the maximum flow from ``position`` above the last layer to each position below the first.
 
     Args:
-        capacities: ``[layer, i, j]``, from position ``i`` above a layer to ``j`` below it.
+        capacities: ``[layer, i, j]``, from position ``i`` above a layer to ``j`` below it; the row of ``position`` in
+            the last layer sums to 1, so that no flow exceeds 1.
         position: where the flow starts.
     """
-    networkx = import_optional("networkx", "attention-flow")
-    flow = import_optional("networkx.algorithms.flow", "attention-flow")
+    sparse = import_optional("scipy.sparse", "attention-flow")
+    maximum_flow = import_optional("scipy.sparse.csgraph", "attention-flow").maximum_flow
     layers, n, _ = capacities.shape
-    graph = networkx.DiGraph()
-    for layer, matrix in enumerate((capacities * FLOW_UNIT).round().long().tolist()):
-        for i in range(n) if layer < layers - 1 else [position]:
-            graph.add_edges_from(((layer + 1, i), (layer, j), {"capacity": matrix[i][j]}) for j in range(n))
-    residual = flow.build_residual_network(graph, "capacity")
-    found = []
-    for j in range(n):
-        flow.shortest_augmenting_path(graph, (layers, position), (0, j), residual=residual, value_only=True)
-        found.append(residual.graph["flow_value"] / FLOW_UNIT)
+    whole = (capacities * FLOW_UNIT).round().int()
+    # Node l n + i is position i above layer l - 1, so the layers are the blocks below the diagonal.
+    above = torch.arange(n, (layers + 1) * n).view(layers, n, 1).expand_as(whole)
+    below = torch.arange(layers * n).view(layers, 1, n).expand_as(whole)
+    nodes = (layers + 1) * n
+    edges = (whole.flatten().numpy(), (above.flatten().numpy(), below.flatten().numpy()))
+    graph = sparse.csr_array(edges, shape=(nodes, nodes))
+    source = layers * n + position
+    found = [maximum_flow(graph, source, j).flow_value / FLOW_UNIT for j in range(n)]
     return torch.tensor(found, dtype=torch.float64)
 
 
