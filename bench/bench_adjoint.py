@@ -97,7 +97,7 @@ def plain_forward(model: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> to
 
 def explain(model: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
     """From inputs to scores of every class; the model's own forward pass is part of it."""
-    return adjoint.attribute(linearize(model, inputs), CONFIG).scores
+    return adjoint.attribute(linearize(model, inputs, record=True), CONFIG).scores
 
 
 def process_bytes(key: str) -> int:
@@ -124,7 +124,7 @@ def peak_bytes(run: Callable[[], object], device: str) -> tuple[int, int]:
 
 def explain_one_class(model: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
     """The same for one class alone."""
-    linearization = linearize(model, inputs)
+    linearization = linearize(model, inputs, record=True)
     direction = torch.eye(CLASSES, device=linearization.logits.device)[:1]
     return adjoint.attribute(linearization, CONFIG, directions=direction).scores
 

@@ -32,17 +32,17 @@ from ..linearize.layer import (
     Attention,
     AttentionPattern,
     FeedForward,
+    HoldsLayers,
     Linearization,
     LinearizedLayer,
     Norm,
+    Shelf,
     Sublayer,
 )
+from ..linearize.record import KEEP_BYTES
 from .attribution import Attribution, SiteShare
 from .bias import add_bias
 from .pullback import pull_attention, pull_feed_forward, pull_head_step, pull_norm
-
-#: Layers whose constants fit in this, together, are kept for the way back rather than computed a second time.
-KEEP_BYTES = 256 << 20
 
 
 @torch.no_grad()
@@ -190,22 +190,19 @@ class _Tape:
         self._every = checkpoint_every or 1
         self._states: dict[int, Tensor] = {}
         self._layers: dict[int, LinearizedLayer] = {}
-        self._stubs: dict[int, LinearizedLayer] = {}
         self._reaches: list[Reach | None] = []
-        room = KEEP_BYTES if checkpoint_every is None else 0
+        shelf = Shelf(KEEP_BYTES)
         output = linearization.embedding
         i = torch.arange(output.shape[1], device=output.device)
         reach: Reach | None = Reach(i, i)
-        for layer in linearization.layers():
+        held = isinstance(linearization, HoldsLayers)
+        for layer in linearization.take_layers() if held else linearization.layers():
             self._reaches.append(reach)
             for sublayer in layer.sublayers:
                 reach = _reach_after(sublayer, reach, config)
-            size = _constants_bytes(layer)
-            if size <= room or layer.index == linearization.num_layers - 1:
-                self._layers[layer.index] = layer
-                room -= size
-            elif checkpoint_every is None:
-                self._stubs[layer.index] = layer.without_ops()
+            is_last = layer.index == linearization.num_layers - 1
+            if checkpoint_every is None or is_last:
+                self._layers[layer.index] = shelf.keep(layer, always=is_last)
             if checkpoint_every is not None and layer.index % checkpoint_every == 0:
                 self._states[layer.index] = layer.input
             output = layer.output
@@ -216,10 +213,10 @@ class _Tape:
         """The layers from the last to the first, each with what its input reaches."""
         for index in reversed(range(len(self._reaches))):
             layer = self._layers.pop(index, None)
-            if layer is None and index in self._stubs:
-                layer = self._linearization.restore(self._stubs.pop(index))
             if layer is None:
                 layer = self._linearization.layer(index, self._state(index))
+            elif not layer.complete:
+                layer = self._linearization.restore(layer)
             self._states.pop(index, None)
             yield layer, self._reaches[index]
 
@@ -229,20 +226,6 @@ class _Tape:
             if before + 1 not in self._states:
                 self._states[before + 1] = self._linearization.layer(before, self._states[before]).output
         return self._states[index]
-
-
-def _constants_bytes(layer: LinearizedLayer) -> int:
-    """What a layer holds besides its weights."""
-    tensors: list[Tensor | None] = [layer.input, layer.output]
-    for sublayer in layer.sublayers:
-        norms = (sublayer.pre_norm, sublayer.out_norm, sublayer.post_norm)
-        tensors += [norm.std for norm in norms if norm is not None]
-        for op in sublayer.ops:
-            if isinstance(op, Attention):
-                tensors += [op.pattern.query, op.pattern.key, op.pattern.bias]
-            else:
-                tensors += [op.preactivation, op.value]
-    return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
 
 class _Ledger:
