@@ -5,11 +5,11 @@ but these products is computed from the layer's input (:func:`.evaluate.lineariz
 and each product is taken from the notes once it has been checked (Freivalds): with a random matrix ``R`` ``[d_out, s]``
 of independent normal numbers, ``y R`` must be ``x (W R) + b R``, for ``s / d_out`` of the price of ``x W``.
 
-What the check proves. Let ``e`` be the error of one row ``y`` of a product. ``e R`` has ``s`` independent normal
-components of variance ``|e|^2``, and so has ``y R``, of ``|y|^2``. Every row must have ``|e R| <= t |y R|``. For an error
-``|e| = r t |y|`` that does not depend on ``R`` this happens with a probability of about ``35 r^-8`` (``s = 8``; the
-F distribution with 8 and 8 degrees of freedom near zero): 4e-7 for 10 times the tolerance, 4e-15 for 100 times, which
-an error of 1e-3 is in float32. The tolerance has to leave room for rounding, of which ``x (W R)`` has about as much as
+What the check proves: let ``e`` be the error of one row ``y`` of a product. ``e R`` has ``s`` independent normal
+components of variance ``|e|^2``, and so has ``y R``, of ``|y|^2``. Every row must have ``|e R| <= t |y R|``. For an
+error ``|e| = r t |y|`` that does not depend on ``R`` this has a probability of about ``35 r^-8`` (``s = 8``; the
+F distribution of 8 and 8 degrees of freedom, near zero): 4e-7 for 10 times the tolerance, 4e-15 for 100 times, that is
+1e-3 in float32. The tolerance has to leave room for rounding, of which ``x (W R)`` has about as much as
 ``x W`` itself, since ``|x_k| |(W R)_k|`` is to ``|x_k| |W_k|`` as one column is to another: a few 1e-7 of ``|y|`` in
 float32, more where ``x W`` cancels. As every product is checked on the input that it should have had, no rounding is
 collected from layer to layer.
@@ -22,16 +22,17 @@ can be fixed without harm, and results do not change from run to run.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .evaluate import linearize_layer
-from .layer import LinearizedLayer, Shelf
-from .spec import Affine, AttentionSpec, LayerSpec
+from .evaluate import Steps, linearize_layer
+from .layer import LinearizedLayer, Norm, Shelf
+from .spec import Affine, AttentionSpec, LayerSpec, NormSpec
 
 #: Constants of layers that fit in this, together, are held; those of the others are computed again on the way back.
 KEEP_BYTES = 256 << 20
@@ -48,18 +49,57 @@ class NotRecorded(Exception):
     """A product that the model ran in another way, or not at all."""
 
 
+#: Activations by the formula that torch computes in one pass.
+_FUSED: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": F.gelu,
+    "gelu_tanh": functools.partial(F.gelu, approximate="tanh"),
+    "silu": F.silu,
+    "relu": torch.relu,
+    "tanh": torch.tanh,
+}
+
+
+class _Recorded(Steps):
+    """Products as the model computed them; all else is computed, in as few passes as torch can."""
+
+    def __init__(self, outputs: Mapping[nn.Module, Tensor | None]) -> None:
+        self.gaps: list[Tensor] = []
+        self._outputs = outputs
+
+    def multiply(self, map_: Affine, x: Tensor) -> Tensor:
+        y = None if map_.module is None else self._outputs.get(map_.module)
+        weight = map_.weight
+        if y is None or y.shape != (*x.shape[:-1], weight.shape[1]):
+            raise NotRecorded
+        if not x.dtype == y.dtype == weight.dtype or not x.device == y.device == weight.device:
+            raise NotRecorded
+        self.gaps.append(product_gap(map_, x, y))
+        return y
+
+    def normalize(self, spec: NormSpec, x: Tensor) -> tuple[Norm, Tensor]:
+        if not spec.centre:
+            return super().normalize(spec, x)
+        weight = None if spec.weight is None else spec.weight.to(x.dtype)
+        bias = None if spec.bias is None else spec.bias.to(x.dtype)
+        y, _, inverse_std = torch.native_layer_norm(x, x.shape[-1:], weight, bias, spec.eps)
+        return Norm(inverse_std.squeeze(-1).reciprocal(), weight, bias), y
+
+    def activate(self, name: str, z: Tensor) -> Tensor:
+        return _FUSED[name](z) if name in _FUSED else super().activate(name, z)
+
+
 @dataclass(frozen=True)
 class _Mark:
-    """A state as it was when its layer ended: ``in_place`` modifications that torch counted, and the others."""
+    """A state as it was when its layer ended, to tell modifications in place: those that torch counts, and others."""
 
     state: Tensor
     version: int
     sketch: Tensor
 
     def holds(self) -> bool:
-        now = _sketch(self.state)
-        gap = row_gap(now, self.sketch)
-        return self.state._version == self.version and bool(gap <= STEP_TOLERANCE[self.state.dtype])
+        if self.state._version != self.version:
+            return False
+        return bool(row_gap(_sketch(self.state), self.sketch) <= STEP_TOLERANCE[self.state.dtype])
 
 
 @dataclass(frozen=True)
@@ -88,7 +128,6 @@ class Record:
         self._layers = layers
         self._dtype = dtype
         self._outputs: dict[nn.Module, Tensor | None] = {}
-        self._gaps: list[Tensor] = []
         self._held: dict[int, _Held] = {}
         self._last_mark: _Mark | None = None
         self._shelf = Shelf(KEEP_BYTES)
@@ -108,15 +147,14 @@ class Record:
 
         To be called without autograd and autocast.
         """
-        mark, self._last_mark = self._last_mark, None
+        mark, self._last_mark = self._last_mark, None  # of the state before
         try:
             if index < len(self._layers) and self._recordable(x) and self._recordable(state) and x.shape == state.shape:
-                self._make_layer(index, x.detach(), state.detach(), mark)
+                self._make_layer(index, x, state, mark)
         except NotRecorded:
             pass
         finally:
             self._outputs.clear()
-            self._gaps.clear()
 
     def _recordable(self, state: object) -> bool:
         if type(state) is not Tensor or state.is_inference() or state.ndim != 3:
@@ -125,11 +163,11 @@ class Record:
         return exact and state.dtype in STEP_TOLERANCE and self._dtype in (None, state.dtype)
 
     def _make_layer(self, index: int, x: Tensor, state: Tensor, mark: _Mark | None) -> None:
-        layer = linearize_layer(self._layers[index], index, x, self._product)
+        steps = _Recorded(self._outputs)
+        layer = linearize_layer(self._layers[index], index, x.detach(), steps)
         if layer.output.shape != state.shape:
             return
-        self._gaps.append(row_gap(layer.output, state))
-        gap = torch.stack(self._gaps).max().item()
+        gap = torch.stack([*steps.gaps, row_gap(layer.output, state)]).max().item()
         self._last_mark = _Mark(state, state._version, _sketch(state))
         if not gap <= STEP_TOLERANCE[x.dtype]:
             _forget(self._layers[index])
@@ -137,24 +175,9 @@ class Record:
         if mark is None or mark.state is not x:
             mark = _Mark(x, x._version, _sketch(x))
         # The state is the model's own, so that the next layer is checked on what it was given.
-        layer = self._shelf.keep(replace(layer, output=state), always=index == len(self._layers) - 1)
+        layer = self._shelf.keep(replace(layer, output=state.detach()), always=index == len(self._layers) - 1)
         versions = tuple((tensor, tensor._version) for tensor in layer.constants if not tensor.is_meta)
         self._held[index] = _Held(layer, (mark, self._last_mark), versions, gap)
-
-    def _product(self, map_: Affine, x: Tensor) -> Tensor:
-        """``x W + b`` as the model computed it, and the gap of its check noted."""
-        y = None if map_.module is None else self._outputs.get(map_.module)
-        weight = map_.weight
-        if y is None or y.shape != (*x.shape[:-1], weight.shape[1]):
-            raise NotRecorded
-        if not x.dtype == y.dtype == weight.dtype or not x.device == y.device == weight.device:
-            raise NotRecorded
-        expected = x @ _projected(map_).T  # [b, i, s]
-        directions = _directions(weight.shape[1], weight.dtype, weight.device)
-        if map_.bias is not None:
-            expected += directions @ map_.bias
-        self._gaps.append(row_gap(expected, y @ directions.T))
-        return y
 
     def layer(self, index: int) -> tuple[LinearizedLayer, float] | None:
         """The layer and the largest gap of its steps; ``None`` if it was not recorded, or was modified since."""
@@ -164,6 +187,25 @@ class Record:
     def drop(self, index: int) -> None:
         """Hold this layer no longer."""
         self._held.pop(index, None)
+
+
+def product_gap(map_: Affine, x: Tensor, y: Tensor) -> Tensor:
+    """How far ``y`` is from ``x W + b``: ``|y R - (x (W R) + b R)| / |y R|``, the largest of all rows.
+
+    Args:
+        map_: with its module.
+        x, y: ``[..., d_in]`` and ``[..., d_out]``, of the dtype of the weight.
+
+    Returns:
+        A number on the device.
+
+    Source: Freivalds, Probabilistic machines can use less running time (1977); the module's docstring has the odds.
+    """
+    expected = x @ _projected(map_).T  # [..., s]
+    directions = _directions(map_.weight.shape[1], y.dtype, y.device)
+    if map_.bias is not None:
+        expected += directions @ map_.bias
+    return row_gap(expected, y @ directions.T)
 
 
 def row_gap(ours: Tensor, theirs: Tensor) -> Tensor:
@@ -182,7 +224,7 @@ def _maps(layer: LayerSpec) -> Iterator[Affine]:
 
 
 def _sketch(state: Tensor) -> Tensor:
-    return state @ _directions(state.shape[-1], state.dtype, state.device).T
+    return state.detach() @ _directions(state.shape[-1], state.dtype, state.device).T
 
 
 @functools.lru_cache(maxsize=64)

@@ -1,7 +1,9 @@
 """From a Hugging Face model and its inputs to a stream of linearised layers, checked against the model itself.
 
-The user's model runs once, in eval mode, and is left as it was. Its hidden states are what every recomputed layer is
-compared with: a layer that computes anything else than its specification says is refused, with the gap.
+The user's model runs once, in eval mode, and is left as it was. Its hidden states are what every layer, computed a
+second time from its weights, is compared with: a layer that computes anything else than its specification says is
+refused, with the gap. Where a record is asked for (:mod:`.record`), a layer that is proved right while the model runs
+is not computed a second time.
 """
 
 from __future__ import annotations
@@ -219,7 +221,8 @@ class HuggingFaceLinearization:
         embedding: ``[b, i, d]``, the output of the embedding block, in the dtype of the computation.
         logits: ``[b, c]``, the model's own.
         num_layers: number of layers.
-        max_gap: the largest gap seen so far between a recomputed state and the model's own, relative.
+        max_gap: the largest gap seen so far between a recomputed state, or the checked step of a recorded layer, and
+            the model's own, relative.
     """
 
     def __init__(self, spec: ModelSpec, run: ModelRun, dtype: torch.dtype, record: Record | None = None) -> None:
@@ -261,6 +264,12 @@ class HuggingFaceLinearization:
                 self.max_gap = max(self.max_gap, gap)
             yield layer
             x = layer.output
+
+    @property
+    def recorded_layers(self) -> tuple[int, ...]:
+        """The layers that were made of what the model multiplied, are still held, and were not modified since."""
+        record = self._record
+        return () if record is None else tuple(n for n in range(self.num_layers) if record.layer(n) is not None)
 
     def layer(self, index: int, x: Tensor) -> LinearizedLayer:
         """The layer ``index`` on the state ``x`` ``[b, i, d]``, unchecked."""
