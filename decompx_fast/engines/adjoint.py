@@ -16,6 +16,8 @@ Which vectors are not zero follows from who attends whom: a position reaches a r
 
 Memory: the inputs of the sublayers, one layer's constants, the gradient and a bounded workspace; linear in ``N``.
 Time: the forward pass, the queries, keys and pre-activations once more where they were not kept, and the transposes.
+With a recorded linearisation (:mod:`..linearize.record`) the forward pass is the user's own; with another one there is
+a second, which computes every layer from its weights.
 """
 
 from __future__ import annotations
@@ -66,7 +68,8 @@ def attribute(
             ``none`` and ``bias_token`` the scores and the sites sum to ``y``; with the others the sites are part of
             the scores already.
         checkpoint_every: keep only the input of every so manieth layer, and compute everything else a second time:
-            less memory, for one or two more forward passes. ``None``: keep the inputs of all sublayers.
+            less memory, for one or two more forward passes. ``None``: keep the inputs of all sublayers. What a
+            linearisation recorded is let go, but it was held until then: for the least memory, record nothing.
 
     Returns:
         ``scores`` ``[b, k, m]``, ``bias_token`` ``[b, m]``, ``gap`` ``[b]``, and ``sites`` in forward order,

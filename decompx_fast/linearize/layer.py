@@ -113,8 +113,20 @@ class AttentionPattern:
         last = rows.stop - 1 if self.causal else rows.stop - 1 + window - 1
         return slice(first, min(last + 1, n))
 
-    def blocks(self, rows: slice = slice(None)) -> Iterator[tuple[slice, slice, Tensor]]:
-        """The attention weights of ``rows`` in blocks of at most :data:`WORKSPACE_BYTES` (but a row at the least).
+    def of_heads(self, kv_heads: slice) -> AttentionPattern:
+        """That of some key-value heads, and of the heads that read them."""
+        first, last, _ = kv_heads.indices(self.key.shape[1])
+        group = self.query.shape[1] // self.key.shape[1]
+        heads = slice(first * group, last * group)
+        bias = self.bias if self.bias is None or self.bias.shape[-3] == 1 else self.bias[..., heads, :, :]
+        return replace(self, query=self.query[:, heads], key=self.key[:, kv_heads], bias=bias)
+
+    def blocks(self, rows: slice = slice(None), most_bytes: int | None = None) -> Iterator[tuple[slice, slice, Tensor]]:
+        """The attention weights of ``rows`` in blocks of at most so many bytes (but a row at the least).
+
+        Args:
+            rows: the target positions.
+            most_bytes: :data:`WORKSPACE_BYTES` at the most, which ``None`` stands for.
 
         Yields:
             ``(rows, columns, alpha)``: ``alpha`` of these rows and columns, ``[b, h, i, j]``; in every other column
@@ -127,7 +139,8 @@ class AttentionPattern:
             # Blocks as high as the window is wide: few, and little of each is masked.
             most = max(self.window, MIN_BLOCK_ROWS)
             width = min(most + 2 * self.window, width)
-        step = max(min(WORKSPACE_BYTES // (b * heads * width * self.query.element_size()), most), 1)
+        most_bytes = WORKSPACE_BYTES if most_bytes is None else min(most_bytes, WORKSPACE_BYTES)
+        step = max(min(most_bytes // (b * heads * width * self.query.element_size()), most), 1)
         for first in range(start, stop, step):
             block = slice(first, min(first + step, stop))
             columns = self.columns(block)

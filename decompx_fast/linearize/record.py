@@ -9,10 +9,10 @@ What the check proves: let ``e`` be the error of one row ``y`` of a product. ``e
 components of variance ``|e|^2``, and so has ``y R``, of ``|y|^2``. Every row must have ``|e R| <= t |y R|``. For an
 error ``|e| = r t |y|`` that does not depend on ``R`` this has a probability of about ``35 r^-8`` (``s = 8``; the
 F distribution of 8 and 8 degrees of freedom, near zero): 4e-7 for 10 times the tolerance, 4e-15 for 100 times, that is
-1e-3 in float32. The tolerance has to leave room for rounding, of which ``x (W R)`` has about as much as
-``x W`` itself, since ``|x_k| |(W R)_k|`` is to ``|x_k| |W_k|`` as one column is to another: a few 1e-7 of ``|y|`` in
-float32, more where ``x W`` cancels. As every product is checked on the input that it should have had, no rounding is
-collected from layer to layer.
+1e-3 in float32. The tolerance has to leave room for rounding. A column of ``x (W R)`` sums ``x_k (W R)_k``, where
+``(W R)_k`` is of the size of the row ``W_k``, so its rounding is to ``|y|`` what that of ``x W`` is: 1e-6 to 4e-6 is
+the largest of a BERT's layer in float32, more where ``x W`` cancels. As every product is checked on the input that it
+should have had, no rounding is collected from layer to layer.
 
 A record can only accept. Whatever is missing, was run twice, has another shape or dtype, does not match or was modified
 later is as if it had not been noted: that layer is computed from its weights, and that decides. So the seed of ``R``
@@ -69,7 +69,7 @@ class _Recorded(Steps):
     def multiply(self, map_: Affine, x: Tensor) -> Tensor:
         y = None if map_.module is None else self._outputs.get(map_.module)
         weight = map_.weight
-        if y is None or y.shape != (*x.shape[:-1], weight.shape[1]):
+        if y is None or x.shape[-1] != weight.shape[0] or y.shape != (*x.shape[:-1], weight.shape[1]):
             raise NotRecorded
         if not x.dtype == y.dtype == weight.dtype or not x.device == y.device == weight.device:
             raise NotRecorded
