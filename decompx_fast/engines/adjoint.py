@@ -31,6 +31,7 @@ from torch import Tensor
 from ..config import LINEAR_BIAS_RULES, DecompXConfig
 from ..errors import InputError, OptionError
 from ..linearize.layer import (
+    KEEP_BYTES,
     Attention,
     AttentionPattern,
     FeedForward,
@@ -41,7 +42,6 @@ from ..linearize.layer import (
     Shelf,
     Sublayer,
 )
-from ..linearize.record import KEEP_BYTES
 from .attribution import Attribution, SiteShare
 from .bias import add_bias
 from .pullback import pull_attention, pull_feed_forward, pull_head_step, pull_norm
@@ -198,8 +198,8 @@ class _Tape:
         output = linearization.embedding
         i = torch.arange(output.shape[1], device=output.device)
         reach: Reach | None = Reach(i, i)
-        held = isinstance(linearization, HoldsLayers)
-        for layer in linearization.take_layers() if held else linearization.layers():
+        layers = linearization.take_layers() if isinstance(linearization, HoldsLayers) else linearization.layers()
+        for layer in layers:
             self._reaches.append(reach)
             for sublayer in layer.sublayers:
                 reach = _reach_after(sublayer, reach, config)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -200,7 +200,8 @@ class Attention:
 
     def replace_constants(self, constants: Mapping[str, Tensor]) -> Attention:
         """The same with other :attr:`constants`."""
-        return replace(self, pattern=replace(self.pattern, **constants))
+        changes: dict[str, Any] = dict(constants)
+        return replace(self, pattern=replace(self.pattern, **changes))
 
     def expand_heads(self, values: Tensor) -> Tensor:
         """Repeat ``[..., g, v]`` to ``[..., h, v]``."""
@@ -257,7 +258,8 @@ class FeedForward:
 
     def replace_constants(self, constants: Mapping[str, Tensor]) -> FeedForward:
         """The same with other :attr:`constants`."""
-        return replace(self, **constants)
+        changes: dict[str, Any] = dict(constants)
+        return replace(self, **changes)
 
     def __call__(self, x: Tensor) -> Tensor:
         """The forward value, ``[b, i, d]``; ``x`` is not read again, since the pre-activations are known."""
@@ -327,6 +329,10 @@ class LinearizedLayer:
 def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Tensors of the same shapes on the meta device, where they take no memory and no operation takes them amiss."""
     return {name: tensor.new_empty((), device="meta").expand(tensor.shape) for name, tensor in tensors.items()}
+
+
+#: Constants of layers that fit in this, together, are kept for the way back rather than computed a second time.
+KEEP_BYTES = 256 << 20
 
 
 class Shelf:

@@ -31,11 +31,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .evaluate import Steps, linearize_layer
-from .layer import LinearizedLayer, Norm, Shelf
+from .layer import KEEP_BYTES, LinearizedLayer, Norm, Shelf
 from .spec import Affine, AttentionSpec, LayerSpec, NormSpec
-
-#: Constants of layers that fit in this, together, are held; those of the others are computed again on the way back.
-KEEP_BYTES = 256 << 20
 
 #: Random directions of the check.
 DIRECTIONS = 8
