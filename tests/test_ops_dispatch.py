@@ -31,6 +31,11 @@ def arguments(dtype=torch.float32):
         ("bias_split_", (x, None, None, "none", False)),
         ("layernorm_", (x, random(1, 2, low=1), vector, vector, random(1, 2, 3), True, "dot")),
         ("layernorm_", (x, random(1, 2, low=1), None, None, None, False, "equal")),
+        (
+            "add_norm_",
+            (x, random(*X, dtype=dtype, seed=2), vector, random(1, 2, low=1), vector, vector, True, True, "absdot"),
+        ),
+        ("add_norm_", (x, random(*X, dtype=dtype), None, random(1, 2, low=1), None, None, False, False, "equal")),
         ("activation_", (x, vectors, vector, vectors, "absdot")),
         ("activation_", (x, vectors, None, None, "cls")),
         ("mixing", (random(1, 2, 5, 4, 6, dtype=dtype), alpha, p, True, 2, 1, "ieee")),
