@@ -68,7 +68,7 @@ class Job:
         constants = self.dtype
         if constants is not None and constants.itemsize < 4:
             constants = torch.float32
-        linearization = linearize(self.explainer.model, inputs, dtype=constants)
+        linearization = linearize(self.explainer.model, inputs, dtype=constants, record=self.engine == "adjoint")
         classes, labels = linearization.logits.shape[1], self.explainer.labels
         if classes != len(labels):
             raise InputError(

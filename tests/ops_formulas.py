@@ -78,6 +78,13 @@ def layernorm(x, scale, weight=None, bias=None, centre=True, rule="absdot"):
     return with_share(y, y, bias, rule)
 
 
+def add_norm(
+    x, branch, branch_bias, scale, weight=None, bias=None, share_after_residual=False, centre=True, rule="absdot"
+):
+    state = bias_split(branch, branch_bias, rule, x, share_after_residual)
+    return layernorm(state, scale, weight, bias, centre, rule)
+
+
 def activation(a, slope, bias=None, intercept=None, rule="absdot"):
     a, slope, bias, intercept = wide(a, slope, bias, intercept)
     v = torch.einsum("bif,bikf->bikf", slope, with_share(a, a, bias, rule))

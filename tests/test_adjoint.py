@@ -26,7 +26,7 @@ from transformers import (
 )
 
 from decompx_fast.config import DecompXConfig
-from decompx_fast.engines import adjoint, reference
+from decompx_fast.engines import adjoint, pullback, reference
 from decompx_fast.engines.attribution import Attribution
 from decompx_fast.errors import InputError, OptionError
 from decompx_fast.linearize import layer as layer_module
@@ -305,6 +305,17 @@ def test_adjoint_of_restored_layers_gives_the_same(monkeypatch, kind):
     result = adjoint.attribute(model, DecompXConfig(bias="equal"))
     assert torch.equal(result.scores, expected.scores)
     assert model.restored == [2, 1, 0] and model.rebuilt == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_adjoint_in_the_smallest_blocks_equals_reference(monkeypatch, kind):
+    model = random_model(kind, seed=2, b=2, n=9)
+    expected = reference.attribute(model, DecompXConfig(bias="equal"))
+    for rows, n_bytes in ((1, 1), (3, 8 * 9 * 7), (9, 8 * 2 * 9 * 9)):
+        monkeypatch.setattr(pullback, "MIX_ROWS", rows)
+        monkeypatch.setattr(pullback, "CPU_ALPHA_BYTES", n_bytes)
+        monkeypatch.setattr(pullback, "CPU_HIDDEN_BYTES", n_bytes)
+        assert_same(adjoint.attribute(model, DecompXConfig(bias="equal")), expected)
 
 
 @pytest.mark.parametrize("checkpoint_every", [1, 2, 3, 9])

@@ -109,6 +109,62 @@ def test_activation_is_accurate(level, shape, dtype, rule, parts):
     assert_accurate(got, twin, formulas.activation(a, slope, bias, **options))
 
 
+@pytest.mark.parametrize(("shape", "dtype", "rule"), CASES, ids=str)
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize(("centre", "affine"), [(True, True), (False, False)])
+def test_add_norm_is_its_two_parts(level, shape, dtype, rule, after, centre, affine):
+    """Bit for bit what two ops give that are tested by themselves; the twin is compared with the formula elsewhere."""
+    b, i, _, d = shape
+    weight = random(d, dtype=dtype, low=0.5).cpu() if affine else None
+    branch_bias, bias, scale = on_cpu(random(d, seed=2), random(d, seed=3), random(b, i, low=0.5, seed=4))
+    x, branch = (random_state(*shape, dtype=dtype, seed=seed).cpu() for seed in (5, 6))
+    options = {"rule": rule, "backend": "native"}
+    expected = ops.bias_split_(branch.clone(), branch_bias, residual=x, share_after_residual=after, **options)
+    ops.layernorm_(expected, scale, weight, bias, centre=centre, **options)
+    (view, buffer), (other, other_buffer) = embedded(x), embedded(branch)
+    options |= {"share_after_residual": after, "centre": centre}
+    assert ops.add_norm_(view, other, branch_bias, scale, weight, bias, **options) is view
+    torch.testing.assert_close(view, expected, rtol=0, atol=0, equal_nan=False)
+    assert surroundings(buffer, view).isnan().all() and surroundings(other_buffer, other).isnan().all()
+
+
+# Positions around one tile of 6 and one block of 96, sources around a block of 16, values around registers.
+MIXINGS = [
+    (2, 4, 7, 9, 3, 2, 5),
+    (1, 2, 1, 1, 1, 1, 1),
+    (1, 3, 6, 13, 17, 3, 32),
+    (2, 2, 100, 98, 2, 1, 33),
+    (1, 1, 5, 200, 18, 1, 64),
+]
+
+
+@pytest.mark.parametrize("shape", MIXINGS, ids=str)
+@pytest.mark.parametrize("dtype", [F32, BF16])
+@pytest.mark.parametrize(
+    ("causal", "window", "offset"), [(False, None, None), (True, None, None), (True, 3, 1), (False, 2, None)]
+)
+def test_mixing_is_accurate(level, shape, dtype, causal, window, offset):
+    b, h, i, j, k, g, v = shape
+    alpha = embedded(random(b, h, j, i, dtype=dtype, low=0).cpu().transpose(2, 3))[0]
+    p = embedded(random(b, j, k, g, v, dtype=dtype).cpu())[0]
+    options = {"causal": causal, "window": window, "offset": offset}
+    results = []
+    for backend in ("native", "torch"):
+        out, buffer = embedded(torch.full((b, i, k, h, v), NAN, dtype=dtype))
+        assert ops.mixing(alpha, p, out=out, backend=backend, **options) is out
+        assert surroundings(buffer, out).isnan().all()
+        results.append(out.clone())
+    assert_accurate(*results, formulas.mixing(alpha, p, **options))
+
+
+def test_mixing_reads_no_weight_that_a_mask_excludes(level):
+    alpha, p = random(1, 2, 8, 8, low=0).cpu(), random(1, 8, 3, 2, 4).cpu()
+    expected = ops.mixing(alpha, p, causal=True, window=3, backend="torch")
+    distance = torch.arange(8)[:, None] - torch.arange(8)
+    alpha[..., (distance < 0) | (distance >= 3)] = NAN
+    torch.testing.assert_close(ops.mixing(alpha, p, causal=True, window=3, backend="native"), expected)
+
+
 @pytest.mark.parametrize("m", [1, 3, 8])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", [F32, BF16])
@@ -187,6 +243,8 @@ def test_threads_change_nothing():
                     ops.layernorm_(x.clone(), slope[..., 0].abs() + 1, None, bias, backend="native"),
                     ops.activation_(x.clone(), slope, bias, intercept=slope, backend="native"),
                     ops.functional_dots(x, g, backend="native"),
+                    ops.add_norm_(x.clone(), x / 2, bias, slope[..., 0].abs() + 1, bias, bias, backend="native"),
+                    ops.mixing(slope[:, None, :, :5], x.unflatten(-1, (4, -1))[..., :1, :], backend="native"),
                 )
             )
     finally:
@@ -208,7 +266,7 @@ def test_levels_differ_by_rounding_only():
 @needs_library
 def test_auto_takes_native_on_the_cpu_where_it_can():
     cpu = torch.device("cpu")
-    for op in ("bias_split_", "layernorm_", "activation_", "functional_dots"):
+    for op in ("bias_split_", "layernorm_", "add_norm_", "activation_", "functional_dots", "mixing"):
         assert registry.select(op, "auto", cpu) is registry.select(op, "native", cpu)
     double, bias = random(1, 2, 3, 8).double().cpu(), random(8).cpu()
     assert torch.equal(ops.bias_split_(double.clone(), bias), ops.bias_split_(double.clone(), bias, backend="torch"))
@@ -242,6 +300,9 @@ def test_bindings_check_what_could_leave_a_tensor():
         (lambda: bare.bias_split_(x, None, x[:, :1], 0, False), "residual has size 1"),
         (lambda: bare.bias_split_(x, None, None, 9, False), "rule is 9"),
         (lambda: bare.bias_split_(x.double(), None, None, 0, False), "must be float32 or bfloat16"),
+        (lambda: bare.add_norm_(x, x[:, :1], None, x[..., 0, :1], None, None, False, True, 0), "branch has size 1"),
+        (lambda: bare.mixing(x[None], x, x[None].double(), False, None, 0), "p must be float32 or bfloat16"),
+        (lambda: bare.mixing(x[None], torch.zeros(1, 3, 2, 2), x[None], False, None, 0), "alpha has size"),
         (lambda: bare.functional_dots(torch.zeros(1, 2, 3, 1), x, torch.zeros(1, 2, 2, 8)), "out has size 1"),
     ):
         with pytest.raises(RuntimeError, match=message):

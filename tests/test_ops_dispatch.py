@@ -31,6 +31,11 @@ def arguments(dtype=torch.float32):
         ("bias_split_", (x, None, None, "none", False)),
         ("layernorm_", (x, random(1, 2, low=1), vector, vector, random(1, 2, 3), True, "dot")),
         ("layernorm_", (x, random(1, 2, low=1), None, None, None, False, "equal")),
+        (
+            "add_norm_",
+            (x, random(*X, dtype=dtype, seed=2), vector, random(1, 2, low=1), vector, vector, True, True, "absdot"),
+        ),
+        ("add_norm_", (x, random(*X, dtype=dtype), None, random(1, 2, low=1), None, None, False, False, "equal")),
         ("activation_", (x, vectors, vector, vectors, "absdot")),
         ("activation_", (x, vectors, None, None, "cls")),
         ("mixing", (random(1, 2, 5, 4, 6, dtype=dtype), alpha, p, True, 2, 1, "ieee")),
@@ -79,7 +84,8 @@ def test_ops_compile_without_graph_breaks(backend, dynamic):
 
 
 def test_auto_takes_triton_on_gpus_and_torch_elsewhere():
-    cpu = registry.select("mixing", "auto", torch.device("cpu"))
+    limits = {"native": "not asked for"}  # where it was compiled, it comes before plain PyTorch: see test_native.py
+    cpu = registry.select("mixing", "auto", torch.device("cpu"), limits=limits)
     assert cpu is registry.select("mixing", "torch", torch.device("cpu"))
     if torch.cuda.is_available():
         assert registry.select("mixing", "auto", DEVICE) is registry.select("mixing", "triton", DEVICE)
@@ -95,7 +101,8 @@ def test_auto_steps_aside_where_a_backend_cannot(monkeypatch):
     registry.select("mixing", "auto", cpu)()
     assert calls == ["other"]
     torch_mixing = registry.select("mixing", "torch", cpu)
-    assert registry.select("mixing", "auto", cpu, limits={"other": "not today"}) is torch_mixing
+    limits = {"other": "not today", "native": "nor this"}
+    assert registry.select("mixing", "auto", cpu, limits=limits) is torch_mixing
     assert registry.select("layernorm_", "auto", cpu) is not registry.select("mixing", "auto", cpu)
     assert ops.backend_names()[:3] == ("auto", "torch", "triton") and ops.backend_names()[-1] == "other"
     with pytest.raises(BackendError, match="layernorm_: backend='other' cannot be used on cpu: it has no layernorm_"):

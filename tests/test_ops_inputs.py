@@ -47,6 +47,9 @@ CASES = [
     (lambda: ops.layernorm_(X, SCALE, dots=zeros(2, 3, 5)), "`dots` need a bias and rule 'absdot' or 'dot'"),
     (lambda: ops.layernorm_(X, SCALE, None, zeros(8), rule="cls", dots=zeros(2, 3, 5)), "rule is 'cls'"),
     (lambda: ops.layernorm_(X, SCALE, None, zeros(8), dots=zeros(2, 3)), "`dots` has shape [2, 3]; allowed: [2, 3, 5]"),
+    (lambda: ops.add_norm_(X, X, None, SCALE), "add_norm_: `x` overlaps `branch` in memory"),
+    (lambda: ops.add_norm_(X, X[:, :2], None, SCALE), "add_norm_: `branch` has shape [2, 2, 5, 8]"),
+    (lambda: ops.add_norm_(X, X.clone(), zeros(2, 3, 8), SCALE), "`branch_bias` has shape [2, 3, 8]; allowed: [8]"),
     (
         lambda: ops.activation_(X, zeros(8)),
         "activation_: `slope` has shape [8]; allowed: [2, 3, 8] (b, i and f of `a`)",

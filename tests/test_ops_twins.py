@@ -48,6 +48,21 @@ def test_layernorm_matches_formula(dtype, rule, centre, affine):
     assert_close(got, formulas.layernorm(x, scale, weight, bias, centre, rule))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rule", [rule for rule in ops.RULES if rule != "dot"])
+@pytest.mark.parametrize("after", [False, True])
+def test_add_norm_matches_formula(dtype, rule, after):
+    weight, branch_bias, bias = (random(12, dtype=dtype, low=0.5, seed=seed) for seed in range(3))
+    x, branch = (random_state(*SHAPE, dtype=dtype, seed=seed) for seed in (3, 4))
+    scale, options = random(2, 3, low=0.5), {"share_after_residual": after, "rule": rule}
+    exact = formulas.add_norm(x, branch, branch_bias, scale, weight, bias, **options)
+    view = embedded(x)[0]
+    got = ops.add_norm_(view, branch, branch_bias, scale, weight, bias, backend="torch", **options)
+    assert got is view
+    # The state between the two is stored, and its rounding is magnified by the norm's weight and by 1 / scale.
+    assert formulas.error(got, exact) <= 4 * UNITS * formulas.rounding(exact, dtype)
+
+
 def test_layernorm_takes_known_dots_up_to_a_factor():
     x, scale, bias = random_state(*SHAPE, dtype=F64), random(2, 3, low=0.5), random(12, dtype=F64)
     dots = formulas.layernorm(x, scale) @ bias

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <optional>
 #include <string>
 #include <vector>
@@ -167,6 +168,40 @@ void layernorm_(
   });
 }
 
+// The branch becomes the new state, position by position while it is in the cache, and is copied to where the state is.
+void add_norm_(
+    Tensor x_tensor,
+    Tensor branch_tensor,
+    std::optional<Tensor> branch_bias_tensor,
+    Tensor scale_tensor,
+    std::optional<Tensor> weight_tensor,
+    std::optional<Tensor> bias_tensor,
+    bool share_after_residual,
+    bool centre,
+    int64_t rule) {
+  const State x(x_tensor, "x"), branch(branch_tensor, "branch");
+  for (int axis = 0; axis < 4; ++axis) check_size(branch_tensor, "branch", axis, x.sizes[axis]);
+  STD_TORCH_CHECK(branch.dtype == x.dtype, "branch must have the dtype of x");
+  const Constants branch_bias(branch_bias_tensor, "branch_bias", x, x.sizes[3]);
+  const Constants scale(scale_tensor, "scale", x, 1);
+  const Constants weight(weight_tensor, "weight", x, x.sizes[3]);
+  const Constants bias(bias_tensor, "bias", x, x.sizes[3]);
+  const Rule by = rule_of(rule);
+  const int64_t item = x.dtype == Dtype::float32 ? 4 : 2;
+  for_each_position(x, [&](const Kernels& kernels, int64_t position, float* scratch) {
+    const Vectors from = branch.at(position), to = x.at(position);
+    kernels.bias_split(from, &to, branch_bias.at(position), by, share_after_residual, scratch);
+    kernels.layernorm(
+        from, *scale.at(position), weight.at(position), bias.at(position), centre, by, nullptr, scratch);
+    for (int64_t k = 0; k < to.count; ++k) {
+      std::memcpy(
+          static_cast<char*>(to.data) + k * to.stride * item,
+          static_cast<const char*>(from.data) + k * from.stride * item,
+          to.width * item);
+    }
+  });
+}
+
 void activation_(
     Tensor a_tensor,
     Tensor slope_tensor,
@@ -202,6 +237,79 @@ void functional_dots(Tensor out_tensor, Tensor x_tensor, Tensor g_tensor) {
   });
 }
 
+// A five-dimensional `[b, i, k, h, v]`, as far as it is the same for all tensors of a mixing.
+struct Heads {
+  Heads(const Tensor& t, const char* name) : data(static_cast<char*>(t.data_ptr())), dtype(dtype_of(t, name)) {
+    check_rows(t, name, 5);
+    for (int axis = 0; axis < 5; ++axis) sizes[axis] = t.size(axis);
+    for (int axis = 0; axis < 4; ++axis) strides[axis] = t.stride(axis);
+  }
+
+  char* at(int64_t b, int64_t i, int64_t k, int64_t h) const {
+    const int64_t offset = b * strides[0] + i * strides[1] + k * strides[2] + h * strides[3];
+    return data + offset * (dtype == Dtype::float32 ? 4 : 2);
+  }
+
+  char* data;
+  Dtype dtype;
+  int64_t sizes[5];
+  int64_t strides[4];
+};
+
+// Positions and sources that a thread mixes at once: with so many, laying out the weights and values is little beside
+// the products, and both stay in the cache of a core up to some thousand positions.
+constexpr int64_t kMixedRows = 16 * decompx::kTileRows;
+constexpr int64_t kMixedSources = 16;
+
+void mixing(
+    Tensor out_tensor, Tensor alpha, Tensor p_tensor, bool causal, std::optional<int64_t> window, int64_t offset) {
+  const Heads out(out_tensor, "out"), p(p_tensor, "p");
+  STD_TORCH_CHECK(alpha.is_cpu() && alpha.dim() == 4, "alpha must be on the CPU and have 4 axes");
+  STD_TORCH_CHECK(p.dtype == out.dtype && dtype_of(alpha, "alpha") == out.dtype, "alpha, p and out differ in dtype");
+  STD_TORCH_CHECK(!window || *window > 0, "window must be positive");
+  const int64_t n_b = out.sizes[0], n_i = out.sizes[1], n_k = out.sizes[2], n_h = out.sizes[3], n_v = out.sizes[4];
+  const int64_t n_j = p.sizes[1], n_g = p.sizes[3];
+  check_size(alpha, "alpha", 0, n_b);
+  check_size(alpha, "alpha", 1, n_h);
+  check_size(alpha, "alpha", 2, n_i);
+  check_size(alpha, "alpha", 3, n_j);
+  for (int axis : {0, 2, 4}) check_size(p_tensor, "p", axis, out.sizes[axis]);
+  STD_TORCH_CHECK(n_g > 0 && n_h % n_g == 0, "out must have a multiple of the heads of p");
+  const int64_t row_blocks = (n_i + kMixedRows - 1) / kMixedRows;
+  const int64_t source_blocks = (n_k + kMixedSources - 1) / kMixedSources;
+  const int64_t alpha_strides[] = {alpha.stride(0), alpha.stride(1), alpha.stride(2), alpha.stride(3)};
+  const char* alpha_data = static_cast<const char*>(alpha.data_ptr());
+  const int64_t item = out.dtype == Dtype::float32 ? 4 : 2;
+  const Kernels& kernels = decompx::kernels(level_in_use);
+
+  const auto mix = [&](int64_t task, float* scratch) {
+    const int64_t h = task % n_h, k = task / n_h % source_blocks * kMixedSources;
+    const int64_t i = task / n_h / source_blocks % row_blocks * kMixedRows;
+    const int64_t b = task / n_h / source_blocks / row_blocks;
+    const int64_t at = b * alpha_strides[0] + h * alpha_strides[1] + i * alpha_strides[2];
+    decompx::MixingBlock block{};
+    block.alpha = alpha_data + at * item;
+    block.alpha_i = alpha_strides[2], block.alpha_j = alpha_strides[3];
+    block.p = p.at(b, 0, k, h / (n_h / n_g));
+    block.p_j = p.strides[1], block.p_k = p.strides[2];
+    block.out = out.at(b, i, k, h);
+    block.out_i = out.strides[1], block.out_k = out.strides[2];
+    block.n_i = std::min(n_i - i, kMixedRows), block.n_j = n_j;
+    block.n_k = std::min(n_k - k, kMixedSources), block.n_v = n_v;
+    block.first = i + offset, block.window = window.value_or(0), block.causal = causal;
+    block.dtype = out.dtype;
+    kernels.mixing(block, scratch);
+  };
+  const int64_t tasks = n_b * row_blocks * source_blocks * n_h;
+  const int64_t rows = std::min(n_i, kMixedRows);
+  const int64_t numbers = std::max<int64_t>(rows * std::min(n_k, kMixedSources) * n_j * n_v, 1);
+  torch::stable::parallel_for(
+      0, tasks, std::max<int64_t>(kNumbersPerThread / numbers, 1), [&](int64_t begin, int64_t end) {
+        std::vector<float> scratch(decompx::mixing_scratch(rows, n_j, n_v));
+        for (int64_t task = begin; task < end; ++task) mix(task, scratch.data());
+      });
+}
+
 bool has_level(int64_t level) {
   return level >= 0 && level <= static_cast<int64_t>(Level::avx512) && decompx::available(static_cast<Level>(level));
 }
@@ -217,8 +325,13 @@ STABLE_TORCH_LIBRARY(decompx_fast_native, library) {
   library.def("bias_split_(Tensor(a!) x, Tensor? bias, Tensor? residual, int rule, bool share_after_residual) -> ()");
   library.def(
       "layernorm_(Tensor(a!) x, Tensor scale, Tensor? weight, Tensor? bias, Tensor? dots, bool centre, int rule) -> ()");
+  library.def(
+      "add_norm_(Tensor(a!) x, Tensor(b!) branch, Tensor? branch_bias, Tensor scale, Tensor? weight, Tensor? bias, "
+      "bool share_after_residual, bool centre, int rule) -> ()");
   library.def("activation_(Tensor(a!) a, Tensor slope, Tensor? bias, Tensor? intercept, int rule) -> ()");
   library.def("functional_dots(Tensor(a!) out, Tensor x, Tensor g) -> ()");
+  library.def(
+      "mixing(Tensor(a!) out, Tensor alpha, Tensor p, bool causal, int? window, int offset) -> ()");
   library.def("has_level(int level) -> bool");
   library.def("set_level(int level) -> ()");
 }
@@ -226,8 +339,10 @@ STABLE_TORCH_LIBRARY(decompx_fast_native, library) {
 STABLE_TORCH_LIBRARY_IMPL(decompx_fast_native, CPU, library) {
   library.impl("bias_split_", TORCH_BOX(&bias_split_));
   library.impl("layernorm_", TORCH_BOX(&layernorm_));
+  library.impl("add_norm_", TORCH_BOX(&add_norm_));
   library.impl("activation_", TORCH_BOX(&activation_));
   library.impl("functional_dots", TORCH_BOX(&functional_dots));
+  library.impl("mixing", TORCH_BOX(&mixing));
 }
 
 // They take no tensors, so no device decides where they run.

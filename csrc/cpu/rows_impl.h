@@ -269,6 +269,8 @@ void functional_dots(const Vectors& x, const float* g, int64_t g_stride, int64_t
   }
 }
 
+#include "mixing_impl.h"
+
 // `function` for the element type of the vectors, with the same arguments.
 #define DECOMPX_BY_DTYPE(function, vectors, ...)      \
   if (vectors.dtype == Dtype::bfloat16) {             \
@@ -302,11 +304,15 @@ void functional_dots_of(const Vectors& x, const float* g, int64_t g_stride, int6
   DECOMPX_BY_DTYPE(functional_dots, x, g, g_stride, m, out)
 }
 
+void mixing_of(const MixingBlock& block, float* scratch) {
+  DECOMPX_BY_DTYPE(mixing, block, scratch)
+}
+
 #undef DECOMPX_BY_DTYPE
 
 }  // namespace
 
-const Kernels table = {bias_split_of, layernorm_of, activation_of, functional_dots_of};
+const Kernels table = {bias_split_of, layernorm_of, activation_of, functional_dots_of, mixing_of};
 
 }  // namespace DECOMPX_LEVEL
 }  // namespace decompx

@@ -16,6 +16,8 @@ Which vectors are not zero follows from who attends whom: a position reaches a r
 
 Memory: the inputs of the sublayers, one layer's constants, the gradient and a bounded workspace; linear in ``N``.
 Time: the forward pass, the queries, keys and pre-activations once more where they were not kept, and the transposes.
+With a recorded linearisation (:mod:`..linearize.record`) the forward pass is the user's own; with another one there is
+a second, which computes every layer from its weights.
 """
 
 from __future__ import annotations
@@ -29,20 +31,20 @@ from torch import Tensor
 from ..config import LINEAR_BIAS_RULES, DecompXConfig
 from ..errors import InputError, OptionError
 from ..linearize.layer import (
+    KEEP_BYTES,
     Attention,
     AttentionPattern,
     FeedForward,
+    HoldsLayers,
     Linearization,
     LinearizedLayer,
     Norm,
+    Shelf,
     Sublayer,
 )
 from .attribution import Attribution, SiteShare
 from .bias import add_bias
 from .pullback import pull_attention, pull_feed_forward, pull_head_step, pull_norm
-
-#: Layers whose constants fit in this, together, are kept for the way back rather than computed a second time.
-KEEP_BYTES = 256 << 20
 
 
 @torch.no_grad()
@@ -66,7 +68,8 @@ def attribute(
             ``none`` and ``bias_token`` the scores and the sites sum to ``y``; with the others the sites are part of
             the scores already.
         checkpoint_every: keep only the input of every so manieth layer, and compute everything else a second time:
-            less memory, for one or two more forward passes. ``None``: keep the inputs of all sublayers.
+            less memory, for one or two more forward passes. ``None``: keep the inputs of all sublayers. What a
+            linearisation recorded is let go, but it was held until then: for the least memory, record nothing.
 
     Returns:
         ``scores`` ``[b, k, m]``, ``bias_token`` ``[b, m]``, ``gap`` ``[b]``, and ``sites`` in forward order,
@@ -190,22 +193,19 @@ class _Tape:
         self._every = checkpoint_every or 1
         self._states: dict[int, Tensor] = {}
         self._layers: dict[int, LinearizedLayer] = {}
-        self._stubs: dict[int, LinearizedLayer] = {}
         self._reaches: list[Reach | None] = []
-        room = KEEP_BYTES if checkpoint_every is None else 0
+        shelf = Shelf(KEEP_BYTES)
         output = linearization.embedding
         i = torch.arange(output.shape[1], device=output.device)
         reach: Reach | None = Reach(i, i)
-        for layer in linearization.layers():
+        layers = linearization.take_layers() if isinstance(linearization, HoldsLayers) else linearization.layers()
+        for layer in layers:
             self._reaches.append(reach)
             for sublayer in layer.sublayers:
                 reach = _reach_after(sublayer, reach, config)
-            size = _constants_bytes(layer)
-            if size <= room or layer.index == linearization.num_layers - 1:
-                self._layers[layer.index] = layer
-                room -= size
-            elif checkpoint_every is None:
-                self._stubs[layer.index] = layer.without_ops()
+            is_last = layer.index == linearization.num_layers - 1
+            if checkpoint_every is None or is_last:
+                self._layers[layer.index] = shelf.keep(layer, always=is_last)
             if checkpoint_every is not None and layer.index % checkpoint_every == 0:
                 self._states[layer.index] = layer.input
             output = layer.output
@@ -216,10 +216,10 @@ class _Tape:
         """The layers from the last to the first, each with what its input reaches."""
         for index in reversed(range(len(self._reaches))):
             layer = self._layers.pop(index, None)
-            if layer is None and index in self._stubs:
-                layer = self._linearization.restore(self._stubs.pop(index))
             if layer is None:
                 layer = self._linearization.layer(index, self._state(index))
+            elif not layer.complete:
+                layer = self._linearization.restore(layer)
             self._states.pop(index, None)
             yield layer, self._reaches[index]
 
@@ -229,20 +229,6 @@ class _Tape:
             if before + 1 not in self._states:
                 self._states[before + 1] = self._linearization.layer(before, self._states[before]).output
         return self._states[index]
-
-
-def _constants_bytes(layer: LinearizedLayer) -> int:
-    """What a layer holds besides its weights."""
-    tensors: list[Tensor | None] = [layer.input, layer.output]
-    for sublayer in layer.sublayers:
-        norms = (sublayer.pre_norm, sublayer.out_norm, sublayer.post_norm)
-        tensors += [norm.std for norm in norms if norm is not None]
-        for op in sublayer.ops:
-            if isinstance(op, Attention):
-                tensors += [op.pattern.query, op.pattern.key, op.pattern.bias]
-            else:
-                tensors += [op.preactivation, op.value]
-    return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
 
 class _Ledger:

@@ -6,7 +6,7 @@ the sharing of a bias needs of all sources is one number each (``|b . z[k]|``, s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -87,6 +87,7 @@ def attend_(
     pre_shares: Tensor | None = None,
     ride: bool = False,
     out: Tensor | None = None,
+    join: Callable[[Tensor, Tensor | None], None] | None = None,
 ) -> PendingBias | None:
     """Equation 4: ``out[i,k] += sum_h sum_j alpha[h,i,j] u[j,k] W_V^h W_O^h``, a block of sources at a time.
 
@@ -97,6 +98,8 @@ def attend_(
         pre_norm, pre_shares: the norm before it, and how its bias is shared, ``[b, j, k]``.
         ride: whether the value bias rides inside the value vectors of its own token (first layer, ``released``).
         out: what is added to; ``None`` for ``x`` itself.
+        join: called with what the attention gives, ``[b, i, k, d]``, and the bias that is still to be added, instead
+            of adding it; only where all sources are one block.
 
     Returns:
         The bias that is still to be added, or ``None``.
@@ -104,7 +107,7 @@ def attend_(
     b, n, k, d = x.shape
     out = x if out is None else out
     bias = _remaining_bias(op, ride)
-    collector = options.collector(bias, x)
+    collector = options.collector(bias, x) if join is None else None
     w_value, w_out = op.w_value.to(x.dtype), op.w_out.to(x.dtype)
     n_gv, n_hv = w_value.shape[1], w_out.shape[0]
     patterns = options.alpha(op, x.dtype)
@@ -126,6 +129,10 @@ def attend_(
         _mix(patterns, values, op, options, out=mixed)
         z = carve(right, b, n, width, d)  # nor are the values
         matmul(mixed, w_out, out=z)
+        if join is not None:
+            patterns = ()  # not needed any more
+            join(z, bias)
+            return None
         if collector is not None:
             collector.add(z, sources)
         out[:, :, sources] += z

@@ -43,20 +43,26 @@ def finish_sublayer_(
         pending.add_(x if branch is None else branch, sharing)
         pending = None
     networks = [op for op in sublayer.ops if isinstance(op, FeedForward) and config.ffn]
-    out_norm = sublayer.out_norm if with_norm else None
+    out_norm, post_norm = (sublayer.out_norm, sublayer.post_norm) if with_norm else (None, None)
+    bias = None  # of the branch, still to be added
     if networks or out_norm is not None:
-        branch = _branch(x, branch, networks, sublayer.pre_norm if with_norm else None, config, sharing, workspace)
-        if out_norm is not None:
-            if pending is not None:
-                pending.add_(branch, sharing)
-                pending = None
-            sharing.norm_(branch, out_norm)
+        pre_norm = sublayer.pre_norm if with_norm else None
+        branch, bias = _branch(x, branch, networks, pre_norm, config, sharing, workspace)
+    if branch is not None and out_norm is not None:
+        sharing.add_(branch, bias)
+        if pending is not None:
+            pending.add_(branch, sharing)
+        bias, pending = None, None
+        sharing.norm_(branch, out_norm)
+    if branch is not None and pending is None:
+        sharing.add_norm_(x, branch, bias, post_norm)
+        return
     if branch is not None:
+        sharing.add_(branch, bias)
         x += branch
     if pending is not None:
         pending.add_(x, sharing)
-    if with_norm:
-        sharing.norm_(x, sublayer.post_norm)
+    sharing.norm_(x, post_norm)
 
 
 def _branch(
@@ -67,8 +73,9 @@ def _branch(
     config: DecompXConfig,
     sharing: Sharing,
     workspace: Workspace,
-) -> Tensor:
-    """What the feed-forward networks of a sublayer add to the residual stream, together with ``branch``."""
+) -> tuple[Tensor, Tensor | None]:
+    """What the feed-forward networks of a sublayer add to the residual stream, together with ``branch``, and the bias
+    that is still to be shared by it (where it comes from one network alone)."""
     shape = x.shape[:-1]
     widths = branch_widths(x.shape[-1], networks, config, pre_norm is not None, branch is not None)
     buffers = workspace.take(*((*shape, width) for width in widths))
@@ -79,14 +86,18 @@ def _branch(
         u = buffers.pop(0).copy_(x)
         sharing.norm_(u, pre_norm)
     if not networks:
-        return branch.zero_() if fresh else branch
+        return (branch.zero_() if fresh else branch), None
+    if fresh and len(networks) == 1:
+        feed_forward(u, networks[0], config, sharing, buffers[1:], branch)
+        return branch, networks[0].b_out
     for op in networks:
         out = branch if fresh else buffers[0]
         feed_forward(u, op, config, sharing, buffers[1:], out)
+        sharing.add_(out, op.b_out)
         if not fresh:
             branch += out
         fresh = False
-    return branch
+    return branch, None
 
 
 def branch_widths(
@@ -107,7 +118,7 @@ def branch_widths(
 def feed_forward(
     u: Tensor, op: FeedForward, config: DecompXConfig, sharing: Sharing, hidden: list[Tensor], out: Tensor
 ) -> None:
-    """Equations 8 to 10: ``out = (theta * (u W_1 + share of b_1)) W_2 + share of b_2``; gated networks alike.
+    """Equations 8 to 10, all but the last bias: ``out = (theta * (u W_1 + share of b_1)) W_2``; gated networks alike.
 
     Args:
         u: ``[1, p, k, d]``, contiguous; left as it is.
@@ -131,7 +142,6 @@ def feed_forward(
         sharing.activate_(g, slope * op.value, op.b_gate, late)
         a.add_(g).mul_(0.5)
     matmul(a, op.w_out, out=out)
-    sharing.add_(out, op.b_out)
 
 
 def at_rows(sublayer: Sublayer, rows: slice) -> Sublayer:

@@ -223,10 +223,15 @@ class _Run:
     def _segment(self, part: Sequence[Sublayer], *, first: bool, ride: bool, by_operator: bool) -> None:
         """An attention and everything position-wise after it, for all positions."""
         pending, branch = None, None
-        if part[0].has_attention:
+        if part[0].has_attention and not first and not by_operator and self._joins(part[0]):
+            self._attend_and_norm(part[0], ride=ride)
+            part = part[1:]
+        elif part[0].has_attention:
             pending, branch = self._attend(part[0], first=first, ride=ride)
         elif first:
             self._put_embedding()
+        if not part:
+            return
         positions = self.x.shape[0] * self.x.shape[1]
         if not by_operator:
             for rows in blocks(positions, self.plan.blocks.direct_rows):
@@ -324,6 +329,27 @@ class _Run:
         branch = torch.zeros_like(self.x) if apart else None
         pending = attend_(self.x, op, self.mixing, pre_norm=pre_norm, pre_shares=shares, ride=ride, out=branch)
         return pending, branch
+
+    def _joins(self, sublayer: Sublayer) -> bool:
+        """Whether what the attention gives can be added to the state, its bias shared and the norm taken in one go: all
+        of it is there at once, and nothing else stands beside it or comes between."""
+        whole = self.plan.blocks.sources >= self.x.shape[2]
+        return whole and len(sublayer.ops) == 1 and not keeps_branch(sublayer, self.config)
+
+    def _attend_and_norm(self, sublayer: Sublayer, *, ride: bool) -> None:
+        """All of a sublayer that is an attention and perhaps norms before it and after the residual."""
+        after_residual = self.config.variant == "released"
+
+        def join(z: Tensor, bias: Tensor | None) -> None:
+            x, z = self.x.flatten(0, 1)[None], z.flatten(0, 1)[None]  # [1, p, k, d]
+            for rows in blocks(x.shape[1], self.plan.blocks.direct_rows):
+                norm = at_rows(sublayer, rows).post_norm if self.config.ln1 else None
+                self.sharing.add_norm_(x[:, rows], z[:, rows], bias, norm, after_residual=after_residual)
+
+        pre_norm = sublayer.pre_norm if self.config.ln1 else None
+        shares = self._norm_shares(pre_norm)
+        op = attention_of(sublayer)
+        attend_(self.x, op, self.mixing, pre_norm=pre_norm, pre_shares=shares, ride=ride, join=join)
 
     def _first_input(self, norm: Norm | None) -> tuple[Tensor, Tensor | None] | None:
         """What the first attention reads where each token's vector is its own source's alone, and what one source has

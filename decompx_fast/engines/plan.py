@@ -64,6 +64,7 @@ def plan(
     """
     device = torch.device(device)
     config = DecompXConfig() if config is None else config
+    kernels, in_native = _has_kernels(backend, device, dtype), _has_native(backend, device, dtype)
     costs = Costs(
         shape=shape,
         n=n_tokens,
@@ -72,8 +73,8 @@ def plan(
         grouped=n_sources is not None,
         dtype=dtype,
         config=config,
-        twins=not _has_kernels(backend, device, dtype),
-        row_twins=not (_has_kernels(backend, device, dtype) or _has_native(backend, device, dtype)),
+        twins=not (kernels or (in_native and n_tokens <= native.MIXED_POSITIONS)),
+        row_twins=not (kernels or in_native),
         widens=device.type == "cpu" and dtype.itemsize < 4 and products.way(dtype, "large") == "widened",
     )
     chosen = _choose_path(costs, path)
@@ -117,7 +118,7 @@ def _has_kernels(backend: str, device: torch.device, dtype: torch.dtype) -> bool
 
 
 def _has_native(backend: str, device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether the ops on single vectors will run as kernels of the CPU."""
+    """Whether the ops on single vectors, and the mixing of short inputs, will run as kernels of the CPU."""
     return backend in ("auto", "native") and dtype in native.DTYPES and usable("native", device)[0]
 
 

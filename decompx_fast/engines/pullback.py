@@ -24,6 +24,20 @@ from torch import Tensor
 from ..activations import get_activation, linear_piece
 from ..config import DecompXConfig
 from ..linearize.layer import WORKSPACE_BYTES, Attention, AttentionPattern, FeedForward, HeadStep, Norm
+from .blocks import blocks
+
+#: How large a block of FFN hidden, and of attention weights, may be on a CPU, so that it stays in the cache with what
+#: is made of it: measured from 1 to 64 MiB at 2,048 positions. Blocks of 64 MiB, which malloc gets anew from the system
+#: each time, take twice as long.
+CPU_HIDDEN_BYTES, CPU_ALPHA_BYTES = 6 << 20, 2 << 20
+
+#: Target positions of a block of attention weights, while it may hold several heads.
+MIX_ROWS = 512
+
+
+def _most_bytes(like: Tensor, on_cpu: int) -> int:
+    """How large the blocks may be that a component is pulled back in; fewer and larger ones keep a GPU busy."""
+    return min(WORKSPACE_BYTES, on_cpu) if like.device.type == "cpu" else WORKSPACE_BYTES
 
 
 class BiasLedger(Protocol):
@@ -47,10 +61,9 @@ def pull_feed_forward(op: FeedForward, g: Tensor, rows: slice, config: DecompXCo
     """Back through a feed-forward network, in blocks of rows; ``[b, m, i, d]`` to the same."""
     ledger.add("ffn.out", g, op.b_out, rows)
     b, m, n_rows, _ = g.shape
-    step = max(WORKSPACE_BYTES // (b * m * op.w_out.shape[0] * g.element_size()), 1)
     out = g.new_empty(b, m, n_rows, op.w_in.shape[0])
-    for start in range(0, n_rows, step):
-        block = slice(start, min(start + step, n_rows))
+    row_bytes = b * m * op.w_out.shape[0] * g.element_size()
+    for block in blocks(n_rows, _most_bytes(g, CPU_HIDDEN_BYTES) // row_bytes):
         positions = slice(rows.start + block.start, rows.start + block.stop)
         hidden = g[:, :, block] @ op.w_out.T  # [b, m, i, f]
         if op.value is None or op.w_gate is None:
@@ -123,17 +136,33 @@ def pull_mix(pattern: AttentionPattern, g: Tensor, rows: slice) -> Tensor:
     Returns:
         ``[b, m, j, g, v]``, of all positions.
     """
-    b, m, _, heads, size = g.shape
+    b, m, n_rows, heads, size = g.shape
     kv_heads, n = pattern.key.shape[1:3]
-    g = g.permute(0, 3, 2, 1, 4).reshape(b, heads, -1, m * size)  # [b, h, i, (m v)]
-    out = g.new_zeros(b * kv_heads, n, m * size)
-    for block, columns, alpha in pattern.blocks(rows):
+    group, most_bytes = heads // kv_heads, _most_bytes(g, CPU_ALPHA_BYTES)
+    at_once = most_bytes // (b * group * min(n_rows, MIX_ROWS) * n * g.element_size())
+    out = g.new_empty(b, m, n, kv_heads, size)
+    for kv in blocks(kv_heads, at_once):
+        part = g[:, :, :, kv.start * group : kv.stop * group].permute(0, 3, 2, 1, 4)  # [b, h, i, m, v]
+        out[:, :, :, kv] = (
+            _pull_heads(pattern.of_heads(kv), part.flatten(-2), rows, most_bytes)
+            .unflatten(-1, (m, size))
+            .permute(0, 3, 2, 1, 4)
+        )
+    return out
+
+
+def _pull_heads(pattern: AttentionPattern, g: Tensor, rows: slice, most_bytes: int) -> Tensor:
+    """The same for ``g`` as ``[b, h, i, (m v)]``, all heads at once; ``[b, g, j, (m v)]``."""
+    b, _, _, width = g.shape
+    kv_heads, n = pattern.key.shape[1:3]
+    out = g.new_zeros(b * kv_heads, n, width)
+    for block, columns, alpha in pattern.blocks(rows, most_bytes):
         part = g[:, :, block.start - rows.start : block.stop - rows.start]
         # The heads of a group follow each other, so they join the positions as one axis to be summed over.
-        part = part.reshape(b * kv_heads, -1, m * size)
+        part = part.reshape(b * kv_heads, -1, width)
         alpha = alpha.reshape(b * kv_heads, -1, alpha.shape[-1])
         out[:, columns].baddbmm_(alpha.transpose(1, 2), part)
-    return out.view(b, kv_heads, n, m, size).permute(0, 3, 2, 1, 4)
+    return out.view(b, kv_heads, n, width)
 
 
 def pull_head_step(

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..linearize.layer import Norm
-from ..ops import activation_, bias_shares, bias_split_, functional_dots, layernorm_, vector_shares
+from ..ops import activation_, add_norm_, bias_shares, bias_split_, functional_dots, layernorm_, vector_shares
 from ..ops.shares import nonzero_sources
 from .blocks import wide
 
@@ -53,6 +53,29 @@ class Sharing:
         layernorm_(x, norm.std, weight, shared, centre=norm.centre, **self._options)  # type: ignore[arg-type]
         if self.collects and bias is not None:
             x[..., -1, :] += bias
+
+    def add_norm_(
+        self, x: Tensor, branch: Tensor, bias: Tensor | None, norm: Norm | None, *, after_residual: bool = False
+    ) -> None:
+        """Equations 5 to 7: a branch with its bias added to ``x``, then the norm; ``branch`` is overwritten.
+
+        Args:
+            x, branch: ``[1, p, k, d]``.
+            bias: ``[d]`` or ``None``.
+            norm: with ``std`` ``[1, p]``, or ``None``.
+            after_residual: whether the bias is shared by ``x + branch`` and not by ``branch``.
+        """
+        if norm is not None and not self.collects:
+            vectors = (_to(bias, x), norm.std, _to(norm.weight, x), _to(norm.bias, x))
+            options = {"share_after_residual": after_residual, "centre": norm.centre, **self._options}
+            add_norm_(x, branch, *vectors, **options)  # type: ignore[arg-type]
+            return
+        if not after_residual:
+            self.add_(branch, bias)
+        x += branch
+        if after_residual:
+            self.add_(x, bias)
+        self.norm_(x, norm)
 
     def activate_(self, a: Tensor, slope: Tensor, bias: Tensor | None, intercept: Tensor | None) -> None:
         """Equation 9: the bias before an activation, its slope ``[1, p, f]``, and its intercept shared likewise."""

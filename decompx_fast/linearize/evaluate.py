@@ -12,21 +12,52 @@ from torch import Tensor
 
 from ..activations import get_activation
 from .layer import Attention, AttentionPattern, FeedForward, Head, HeadStep, LinearizedLayer, Norm, Sublayer
-from .spec import AttentionSpec, FeedForwardSpec, HeadStepSpec, LayerSpec, NormSpec, SublayerSpec
+from .spec import Affine, AttentionSpec, FeedForwardSpec, HeadStepSpec, LayerSpec, NormSpec, SublayerSpec
 
 
-def linearize_layer(spec: LayerSpec, index: int, x: Tensor) -> LinearizedLayer:
-    """One layer on the state ``x`` ``[b, i, d]``; computed, and its constants kept, in the dtype of ``x``."""
+class Steps:
+    """The steps that layers are made of, each computed from its weights in the dtype of ``x``."""
+
+    def multiply(self, map_: Affine, x: Tensor) -> Tensor:
+        """``x W + b``; ``[b, i, d_in]`` to ``[b, i, d_out]``."""
+        return map_.to(x.dtype)(x)
+
+    def normalize(self, spec: NormSpec, x: Tensor) -> tuple[Norm, Tensor]:
+        """A norm with its statistics at ``x`` ``[b, i, d]``, and its output."""
+        second_moment = x.var(-1, unbiased=False) if spec.centre else x.square().mean(-1)
+        weight = None if spec.weight is None else spec.weight.to(x.dtype)
+        bias = None if spec.bias is None else spec.bias.to(x.dtype)
+        norm = Norm(torch.sqrt(second_moment + spec.eps), weight, bias, spec.centre)
+        y = norm.linear(x)
+        return norm, y if bias is None else y + bias
+
+    def activate(self, name: str, z: Tensor) -> Tensor:
+        """An activation by its name; elementwise."""
+        return get_activation(name)(z)
+
+
+COMPUTED = Steps()
+
+
+def linearize_layer(spec: LayerSpec, index: int, x: Tensor, steps: Steps = COMPUTED) -> LinearizedLayer:
+    """One layer on the state ``x`` ``[b, i, d]``; its constants are kept in the dtype of ``x``.
+
+    Args:
+        spec: the layer.
+        index: its number.
+        x: the true state before it.
+        steps: where the results of the steps come from.
+    """
     state = x
     sublayers = []
     for part in spec:
-        sublayer, state = _linearize_sublayer(part, state)
+        sublayer, state = _linearize_sublayer(part, state, steps)
         sublayers.append(sublayer)
     return LinearizedLayer(index, tuple(sublayers), x, state)
 
 
 def restore_layer(spec: LayerSpec, layer: LinearizedLayer) -> LinearizedLayer:
-    """A layer of which :meth:`LinearizedLayer.without_ops` was kept: its ops again, for less than half of its cost.
+    """A layer of which :meth:`LinearizedLayer.without_constants` was kept, for less than half of its cost.
 
     With the inputs of its sublayers and the statistics of its norms known, neither the mixing nor what leaves a
     branch is computed again.
@@ -35,8 +66,8 @@ def restore_layer(spec: LayerSpec, layer: LinearizedLayer) -> LinearizedLayer:
     for part, kept in zip(spec, layer.sublayers, strict=True):
         if kept.input is None:
             raise ValueError(f"layer {layer.index} was kept without the inputs of its sublayers: compute it anew")
-        u = kept.input if kept.pre_norm is None else _apply_norm(kept.pre_norm, kept.input)
-        sublayers.append(replace(kept, ops=tuple(_linearize_op(op, u) for op in part.ops)))
+        _, u = _linearize_norm(part.pre_norm, kept.input, COMPUTED)
+        sublayers.append(replace(kept, ops=tuple(_linearize_op(op, u, COMPUTED) for op in part.ops)))
     return replace(layer, sublayers=tuple(sublayers))
 
 
@@ -51,50 +82,50 @@ def linearize_head(steps: tuple[HeadStepSpec, ...], position: int, x: Tensor) ->
     return Head(position, tuple(done))
 
 
-def _linearize_sublayer(spec: SublayerSpec, x: Tensor) -> tuple[Sublayer, Tensor]:
-    pre_norm, u = _linearize_norm(spec.pre_norm, x)
-    ops = tuple(_linearize_op(op, u) for op in spec.ops)
-    branch = ops[0](u)
-    for op in ops[1:]:
-        branch = branch + op(u)
-    out_norm, branch = _linearize_norm(spec.out_norm, branch)
-    post_norm, out = _linearize_norm(spec.post_norm, x + branch)
+def _linearize_sublayer(spec: SublayerSpec, x: Tensor, steps: Steps) -> tuple[Sublayer, Tensor]:
+    pre_norm, u = _linearize_norm(spec.pre_norm, x, steps)
+    ops = tuple(_linearize_op(op, u, steps) for op in spec.ops)
+    branch = _branch(spec.ops[0], ops[0], u, steps)
+    for part, op in zip(spec.ops[1:], ops[1:], strict=True):
+        branch = branch + _branch(part, op, u, steps)
+    out_norm, branch = _linearize_norm(spec.out_norm, branch, steps)
+    post_norm, out = _linearize_norm(spec.post_norm, x + branch, steps)
     return Sublayer(ops, pre_norm, out_norm, post_norm, x), out
 
 
-def _linearize_norm(spec: NormSpec | None, x: Tensor) -> tuple[Norm | None, Tensor]:
-    if spec is None:
-        return None, x
-    second_moment = x.var(-1, unbiased=False) if spec.centre else x.square().mean(-1)
-    weight = None if spec.weight is None else spec.weight.to(x.dtype)
-    bias = None if spec.bias is None else spec.bias.to(x.dtype)
-    norm = Norm(torch.sqrt(second_moment + spec.eps), weight, bias, spec.centre)
-    return norm, _apply_norm(norm, x)
+def _linearize_norm(spec: NormSpec | None, x: Tensor, steps: Steps) -> tuple[Norm | None, Tensor]:
+    return (None, x) if spec is None else steps.normalize(spec, x)
 
 
-def _apply_norm(norm: Norm, x: Tensor) -> Tensor:
-    y = norm.linear(x)
-    return y if norm.bias is None else y + norm.bias
+def _branch(spec: AttentionSpec | FeedForwardSpec, op: Attention | FeedForward, u: Tensor, steps: Steps) -> Tensor:
+    """What the op sends into the residual stream, ``[b, i, d]``."""
+    if isinstance(spec, AttentionSpec) and isinstance(op, Attention):
+        return steps.multiply(spec.out, op.context(steps.multiply(spec.value, u)))
+    if isinstance(spec, FeedForwardSpec) and isinstance(op, FeedForward):
+        hidden = steps.activate(op.activation, op.preactivation)
+        return steps.multiply(spec.out, hidden if op.value is None else hidden * op.value)
+    raise TypeError(f"a {type(op).__name__} is not what a {type(spec).__name__} describes")
 
 
-def _linearize_op(spec: AttentionSpec | FeedForwardSpec, u: Tensor) -> Attention | FeedForward:
-    return _linearize_attention(spec, u) if isinstance(spec, AttentionSpec) else _linearize_ffn(spec, u)
+def _linearize_op(spec: AttentionSpec | FeedForwardSpec, u: Tensor, steps: Steps) -> Attention | FeedForward:
+    if isinstance(spec, AttentionSpec):
+        return _linearize_attention(spec, u, steps)
+    return _linearize_ffn(spec, u, steps)
 
 
-def _linearize_attention(spec: AttentionSpec, u: Tensor) -> Attention:
-    query = spec.query.to(u.dtype)(u).unflatten(-1, (spec.heads, -1)).transpose(1, 2)  # [b, h, i, v]
-    key = spec.key.to(u.dtype)(u).unflatten(-1, (spec.kv_heads, -1)).transpose(1, 2)  # [b, g, j, v]
+def _linearize_attention(spec: AttentionSpec, u: Tensor, steps: Steps) -> Attention:
+    query = steps.multiply(spec.query, u).unflatten(-1, (spec.heads, -1)).transpose(1, 2)  # [b, h, i, v]
+    key = steps.multiply(spec.key, u).unflatten(-1, (spec.kv_heads, -1)).transpose(1, 2)  # [b, g, j, v]
     pattern = AttentionPattern(query, key, spec.scale, spec.causal, spec.window)
     value, out = spec.value.to(u.dtype), spec.out.to(u.dtype)
     return Attention(pattern, value.weight, value.bias, out.weight, out.bias, spec.heads, spec.kv_heads)
 
 
-def _linearize_ffn(spec: FeedForwardSpec, u: Tensor) -> FeedForward:
+def _linearize_ffn(spec: FeedForwardSpec, u: Tensor, steps: Steps) -> FeedForward:
     into, out = spec.into.to(u.dtype), spec.out.to(u.dtype)
     name = get_activation(spec.activation).name
     if spec.gate is None:
-        return FeedForward(into.weight, into.bias, out.weight, out.bias, name, into(u))
+        return FeedForward(into.weight, into.bias, out.weight, out.bias, name, steps.multiply(spec.into, u))
     gate = spec.gate.to(u.dtype)
-    return FeedForward(
-        into.weight, into.bias, out.weight, out.bias, name, gate(u), gate.weight, gate.bias, value=into(u)
-    )
+    zeta, value = steps.multiply(spec.gate, u), steps.multiply(spec.into, u)
+    return FeedForward(into.weight, into.bias, out.weight, out.bias, name, zeta, gate.weight, gate.bias, value=value)

@@ -14,9 +14,9 @@ head, ``v`` head size, ``c`` class.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -113,8 +113,20 @@ class AttentionPattern:
         last = rows.stop - 1 if self.causal else rows.stop - 1 + window - 1
         return slice(first, min(last + 1, n))
 
-    def blocks(self, rows: slice = slice(None)) -> Iterator[tuple[slice, slice, Tensor]]:
-        """The attention weights of ``rows`` in blocks of at most :data:`WORKSPACE_BYTES` (but a row at the least).
+    def of_heads(self, kv_heads: slice) -> AttentionPattern:
+        """That of some key-value heads, and of the heads that read them."""
+        first, last, _ = kv_heads.indices(self.key.shape[1])
+        group = self.query.shape[1] // self.key.shape[1]
+        heads = slice(first * group, last * group)
+        bias = self.bias if self.bias is None or self.bias.shape[-3] == 1 else self.bias[..., heads, :, :]
+        return replace(self, query=self.query[:, heads], key=self.key[:, kv_heads], bias=bias)
+
+    def blocks(self, rows: slice = slice(None), most_bytes: int | None = None) -> Iterator[tuple[slice, slice, Tensor]]:
+        """The attention weights of ``rows`` in blocks of at most so many bytes (but a row at the least).
+
+        Args:
+            rows: the target positions.
+            most_bytes: :data:`WORKSPACE_BYTES` at the most, which ``None`` stands for.
 
         Yields:
             ``(rows, columns, alpha)``: ``alpha`` of these rows and columns, ``[b, h, i, j]``; in every other column
@@ -127,7 +139,8 @@ class AttentionPattern:
             # Blocks as high as the window is wide: few, and little of each is masked.
             most = max(self.window, MIN_BLOCK_ROWS)
             width = min(most + 2 * self.window, width)
-        step = max(min(WORKSPACE_BYTES // (b * heads * width * self.query.element_size()), most), 1)
+        most_bytes = WORKSPACE_BYTES if most_bytes is None else min(most_bytes, WORKSPACE_BYTES)
+        step = max(min(most_bytes // (b * heads * width * self.query.element_size()), most), 1)
         for first in range(start, stop, step):
             block = slice(first, min(first + step, stop))
             columns = self.columns(block)
@@ -179,6 +192,17 @@ class Attention:
     heads: int
     kv_heads: int
 
+    @property
+    def constants(self) -> dict[str, Tensor]:
+        """What depends on the input."""
+        found = {"query": self.pattern.query, "key": self.pattern.key, "bias": self.pattern.bias}
+        return {name: tensor for name, tensor in found.items() if tensor is not None}
+
+    def replace_constants(self, constants: Mapping[str, Tensor]) -> Attention:
+        """The same with other :attr:`constants`."""
+        changes: dict[str, Any] = dict(constants)
+        return replace(self, pattern=replace(self.pattern, **changes))
+
     def expand_heads(self, values: Tensor) -> Tensor:
         """Repeat ``[..., g, v]`` to ``[..., h, v]``."""
         return values if self.heads == self.kv_heads else values.repeat_interleave(self.heads // self.kv_heads, dim=-2)
@@ -194,9 +218,12 @@ class Attention:
     def __call__(self, x: Tensor) -> Tensor:
         """The forward value, ``[b, i, d]``, from the normed state ``[b, j, d]``."""
         values = x @ self.w_value if self.b_value is None else x @ self.w_value + self.b_value
-        mixed = self.pattern.mix(values.unflatten(-1, (self.kv_heads, -1))).flatten(-2)  # [b, i, h v]
-        out = mixed @ self.w_out
+        out = self.context(values) @ self.w_out
         return out if self.b_out is None else out + self.b_out
+
+    def context(self, values: Tensor) -> Tensor:
+        """What the output's map is applied to, ``[b, i, (h v)]``, from the values ``[b, j, (g v)]``."""
+        return self.pattern.mix(values.unflatten(-1, (self.kv_heads, -1))).flatten(-2)
 
 
 @dataclass(frozen=True)
@@ -223,6 +250,16 @@ class FeedForward:
     w_gate: Tensor | None = None
     b_gate: Tensor | None = None
     value: Tensor | None = None
+
+    @property
+    def constants(self) -> dict[str, Tensor]:
+        """What depends on the input."""
+        return {"preactivation": self.preactivation} | ({} if self.value is None else {"value": self.value})
+
+    def replace_constants(self, constants: Mapping[str, Tensor]) -> FeedForward:
+        """The same with other :attr:`constants`."""
+        changes: dict[str, Any] = dict(constants)
+        return replace(self, **changes)
 
     def __call__(self, x: Tensor) -> Tensor:
         """The forward value, ``[b, i, d]``; ``x`` is not read again, since the pre-activations are known."""
@@ -269,9 +306,48 @@ class LinearizedLayer:
     input: Tensor
     output: Tensor
 
-    def without_ops(self) -> LinearizedLayer:
-        """Less its ops, which hold nearly all of its constants; see :meth:`Linearization.restore`."""
-        return replace(self, sublayers=tuple(replace(sublayer, ops=()) for sublayer in self.sublayers))
+    @property
+    def constants(self) -> list[Tensor]:
+        """The constants of its ops, which are nearly all that it holds besides its weights."""
+        found = [op.constants for sublayer in self.sublayers for op in sublayer.ops]
+        return [tensor for constants in found for tensor in constants.values()]
+
+    @property
+    def complete(self) -> bool:
+        """False if this is what :meth:`without_constants` left."""
+        return not any(tensor.is_meta for tensor in self.constants)
+
+    def without_constants(self) -> LinearizedLayer:
+        """Less the :attr:`constants`, of which only the shapes are left; see :meth:`Linearization.restore`."""
+        sublayers = []
+        for sublayer in self.sublayers:
+            ops = tuple(op.replace_constants(_shapes(op.constants)) for op in sublayer.ops)
+            sublayers.append(replace(sublayer, ops=ops))
+        return replace(self, sublayers=tuple(sublayers))
+
+
+def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors of the same shapes on the meta device, where they take no memory and no operation takes them amiss."""
+    return {name: tensor.new_empty((), device="meta").expand(tensor.shape) for name, tensor in tensors.items()}
+
+
+#: Constants of layers that fit in this, together, are kept for the way back rather than computed a second time.
+KEEP_BYTES = 256 << 20
+
+
+class Shelf:
+    """Keeps the constants of layers while there is room, and their shapes alone thereafter."""
+
+    def __init__(self, room_bytes: int) -> None:
+        self._room_bytes = room_bytes
+
+    def keep(self, layer: LinearizedLayer, *, always: bool = False) -> LinearizedLayer:
+        """The layer as it is to be held: complete if that fits, or in any case if ``always``."""
+        size = sum(tensor.nbytes for tensor in layer.constants)
+        if not layer.complete or (size > self._room_bytes and not always):
+            return layer.without_constants()
+        self._room_bytes -= size
+        return layer
 
 
 @dataclass(frozen=True)
@@ -341,9 +417,18 @@ class Linearization(Protocol):
         ...
 
     def restore(self, layer: LinearizedLayer) -> LinearizedLayer:
-        """A layer again of which only :meth:`LinearizedLayer.without_ops` was kept."""
+        """A layer again of which only :meth:`LinearizedLayer.without_constants` was kept."""
         ...
 
     def head(self, x: Tensor) -> Head:
         """The head on the last layer's output ``x`` ``[b, i, d]``, checked against the model's logits."""
+        ...
+
+
+@runtime_checkable
+class HoldsLayers(Protocol):
+    """A linearisation that made its layers while the model ran, and holds them, some without their constants."""
+
+    def take_layers(self) -> Iterator[LinearizedLayer]:
+        """Yield the layers in order as they are held, and hold them no longer."""
         ...

@@ -1,7 +1,9 @@
 """From a Hugging Face model and its inputs to a stream of linearised layers, checked against the model itself.
 
-The user's model runs once, in eval mode, and is left as it was. Its hidden states are what every recomputed layer is
-compared with: a layer that computes anything else than its specification says is refused, with the gap.
+The user's model runs once, in eval mode, and is left as it was. Its hidden states are what every layer, computed a
+second time from its weights, is compared with: a layer that computes anything else than its specification says is
+refused, with the gap. Where a record is asked for (:mod:`.record`), a layer that is proved right while the model runs
+is not computed a second time.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from ..errors import InputError, NumericalError, UnsupportedModelError, shown
 from . import bert
 from .evaluate import linearize_head, linearize_layer, restore_layer
 from .layer import Head, LinearizedLayer
+from .record import Record
 from .spec import InputLimits, ModelSpec
 
 FAMILIES: dict[str, Callable[[nn.Module], ModelSpec]] = {**bert.FAMILIES}
@@ -153,8 +156,20 @@ class ModelRun:
     logits: Tensor
 
 
-def run_model(model: nn.Module, layer_modules: tuple[nn.Module, ...], inputs: Mapping[str, Tensor]) -> ModelRun:
-    """Run the model once and keep its hidden states, through hooks that live for this call in this thread only."""
+def run_model(
+    model: nn.Module,
+    layer_modules: tuple[nn.Module, ...],
+    inputs: Mapping[str, Tensor],
+    record: Record | None = None,
+) -> ModelRun:
+    """Run the model once and keep its hidden states, through hooks that live for this call in this thread only.
+
+    Args:
+        model: in eval mode.
+        layer_modules: whose outputs are the states.
+        inputs: what its ``forward`` takes.
+        record: is told of every product with a layer's weights, and of the end of each layer.
+    """
     states: list[Tensor] = []
     thread = threading.get_ident()
 
@@ -166,11 +181,20 @@ def run_model(model: nn.Module, layer_modules: tuple[nn.Module, ...], inputs: Ma
     def keep_output(_module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
         if threading.get_ident() == thread:
             states.append(output[0] if isinstance(output, tuple) else output)
+            if record is not None and len(states) > 1:
+                with plain_mode(states[-1].device):
+                    record.end_layer(len(states) - 2, states[-2], states[-1])
+
+    def note_product(module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
+        if record is not None and threading.get_ident() == thread:
+            record.note(module, output)
 
     with ExitStack() as hooks:
         hooks.callback(layer_modules[0].register_forward_pre_hook(keep_input, with_kwargs=True).remove)
         for module in dict.fromkeys(layer_modules):  # layers may share one module
             hooks.callback(module.register_forward_hook(keep_output).remove)
+        for module in () if record is None else record.modules():
+            hooks.callback(module.register_forward_hook(note_product).remove)
         # Where a configuration asks for these, transformers would leave hooks of its own on the model.
         unwanted = {"output_attentions": False, "output_hidden_states": False}
         output = model(**inputs, **unwanted, return_dict=True)
@@ -197,11 +221,13 @@ class HuggingFaceLinearization:
         embedding: ``[b, i, d]``, the output of the embedding block, in the dtype of the computation.
         logits: ``[b, c]``, the model's own.
         num_layers: number of layers.
-        max_gap: the largest gap seen so far between a recomputed state and the model's own, relative.
+        max_gap: the largest gap seen so far between a recomputed state, or the checked step of a recorded layer, and
+            the model's own, relative.
     """
 
-    def __init__(self, spec: ModelSpec, run: ModelRun, dtype: torch.dtype) -> None:
+    def __init__(self, spec: ModelSpec, run: ModelRun, dtype: torch.dtype, record: Record | None = None) -> None:
         self._spec = spec
+        self._record = record
         self._run = run
         self._dtype = dtype
         self.embedding = run.states[0].to(dtype)
@@ -215,19 +241,42 @@ class HuggingFaceLinearization:
         Raises:
             UnsupportedModelError: names the layer and the gap.
         """
+        for layer in self._stream(self._record):
+            yield layer if layer.complete else self.restore(layer)
+
+    def take_layers(self) -> Iterator[LinearizedLayer]:
+        """The same once more at most, as far as they were recorded: then they may be without their constants."""
+        record, self._record = self._record, None
+        for layer in self._stream(record):
+            if record is not None:
+                record.drop(layer.index)
+            yield layer
+
+    def _stream(self, record: Record | None) -> Iterator[LinearizedLayer]:
         x = self.embedding
         for index in range(self.num_layers):
-            layer = self.layer(index, x)
-            self._check(layer.output, self._run.states[index + 1], f"layer {index}")
+            recorded = None if record is None else record.layer(index)
+            if recorded is None:
+                layer = self.layer(index, x)
+                self._check(layer.output, self._run.states[index + 1], f"layer {index}")
+            else:
+                layer, gap = recorded
+                self.max_gap = max(self.max_gap, gap)
             yield layer
             x = layer.output
+
+    @property
+    def recorded_layers(self) -> tuple[int, ...]:
+        """The layers that were made of what the model multiplied, are still held, and were not modified since."""
+        record = self._record
+        return () if record is None else tuple(n for n in range(self.num_layers) if record.layer(n) is not None)
 
     def layer(self, index: int, x: Tensor) -> LinearizedLayer:
         """The layer ``index`` on the state ``x`` ``[b, i, d]``, unchecked."""
         return linearize_layer(self._spec.layers[index], index, x)
 
     def restore(self, layer: LinearizedLayer) -> LinearizedLayer:
-        """A layer again of which only :meth:`LinearizedLayer.without_ops` was kept."""
+        """A layer again of which only :meth:`LinearizedLayer.without_constants` was kept."""
         return restore_layer(self._spec.layers[layer.index], layer)
 
     def head(self, x: Tensor) -> Head:
@@ -262,7 +311,7 @@ class HuggingFaceLinearization:
 
 
 def linearize(
-    model: nn.Module, inputs: Mapping[str, Tensor], *, dtype: torch.dtype | None = None
+    model: nn.Module, inputs: Mapping[str, Tensor], *, dtype: torch.dtype | None = None, record: bool = False
 ) -> HuggingFaceLinearization:
     """Run the model on a batch without padding and describe it as linearised layers.
 
@@ -275,6 +324,10 @@ def linearize(
             ``position_ids``; equally long, no padding, on the model's device.
         dtype: in which the constants are computed: float64 or float32. ``None``: float64 for a float64 model, float32
             for all others.
+        record: make the layers of what the model multiplies while it runs (:mod:`.record`), instead of computing
+            each a second time from its weights. Sooner done, but the constants of several layers are held, up to
+            :data:`.layer.KEEP_BYTES`, and the states within each layer; for the adjoint engine, which needs them all.
+            Of no effect where the model computes in another dtype than ``dtype``.
 
     Returns:
         The linearisation; its layers are computed and checked as they are iterated.
@@ -295,7 +348,8 @@ def linearize(
             )
     with plain_mode(device), undisturbed(model):
         spec = describe(model)
-        run = run_model(model, spec.layer_modules, inputs)
+        listener = Record(spec.layers, dtype) if record else None
+        run = run_model(model, spec.layer_modules, inputs, listener)
         if run.states[0].dtype not in TOLERANCE:
             raise UnsupportedModelError(f"the model computes in {run.states[0].dtype}: use one of {list(TOLERANCE)}")
         _check_finite(model, run)
@@ -303,7 +357,7 @@ def linearize(
         dtype = torch.float64 if run.states[0].dtype == torch.float64 else torch.float32
     if dtype not in (torch.float32, torch.float64):
         raise InputError(f"dtype={dtype}: the linearisation is computed in torch.float32 or torch.float64")
-    return HuggingFaceLinearization(spec, run, dtype)
+    return HuggingFaceLinearization(spec, run, dtype, listener)
 
 
 def only_device(model: nn.Module) -> torch.device:

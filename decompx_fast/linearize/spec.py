@@ -7,7 +7,7 @@ computes such a map; everything else is refused by name.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -32,14 +32,18 @@ QUANTIZED_WORDS = (
 
 @dataclass(frozen=True)
 class Affine:
-    """``y = x W + b``: ``weight`` is ``[d_in, d_out]``, ``bias`` ``[d_out]`` or ``None``."""
+    """``y = x W + b``: ``weight`` is ``[d_in, d_out]``, ``bias`` ``[d_out]`` or ``None``.
+
+    ``module`` is what the map was read from, if anything: whoever runs the model can listen there for its output.
+    """
 
     weight: Tensor
     bias: Tensor | None
+    module: nn.Module | None = field(default=None, repr=False, compare=False)
 
     def to(self, dtype: torch.dtype) -> Affine:
         """The same map in another dtype; the very same tensors where the dtype is already right."""
-        return Affine(self.weight.to(dtype), None if self.bias is None else self.bias.to(dtype))
+        return Affine(self.weight.to(dtype), None if self.bias is None else self.bias.to(dtype), self.module)
 
     def __call__(self, x: Tensor) -> Tensor:
         return x @ self.weight if self.bias is None else x @ self.weight + self.bias
@@ -165,7 +169,7 @@ def affine(module: nn.Module, name: str, features: int) -> Affine:
                 f"the linear layer {name!r} stores its weight as a {type(module.weight).__name__}, not as a plain "
                 "tensor: load the model in float32, float16 or bfloat16, whole on one device"
             )
-        return Affine(module.weight.detach().t(), _detached(module.bias))
+        return Affine(module.weight.detach().t(), _detached(module.bias), module)
     return _probe(module, name, features)
 
 
@@ -205,7 +209,7 @@ def _probe(module: nn.Module, name: str, features: int) -> Affine:
         raise _unsupported(name, module, "a linear layer") from error
     if not gap < 64 * features**0.5 * torch.finfo(unit.dtype).eps:
         raise _unsupported(name, module, f"a linear layer (it differs from one by {gap:.1e} of its size)")
-    return Affine(weight, offset[0])
+    return Affine(weight, offset[0], module)
 
 
 def _unsupported(name: str, module: nn.Module, wanted: str) -> UnsupportedModelError:

@@ -6,6 +6,7 @@ has a twin in plain PyTorch, ``<op>_torch``, in the same file; Triton kernels ar
 
 from . import cuda as _cuda  # noqa: F401  (makes its backend known)
 from .activation import activation_
+from .add_norm import add_norm_
 from .bias_split import bias_split_
 from .functional_dots import MOST_FUNCTIONALS, functional_dots
 from .launches import use_launches
@@ -24,6 +25,7 @@ __all__ = [
     "Rule",
     "activation_",
     "add_backend",
+    "add_norm_",
     "backend_names",
     "bias_shares",
     "bias_split_",

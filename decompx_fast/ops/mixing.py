@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
-from . import checks, registry
+from . import checks, native, registry
 from .products import multiply
 from .shares import accumulation_dtype
 
@@ -150,14 +150,16 @@ def _mixing(
 ) -> None:
     checks.no_overlap("mixing", "out", out, "p", p)
     checks.no_overlap("mixing", "out", out, "alpha", alpha)
-    limit = registry.triton_dtype_limit(p.dtype) or registry.triton_precision_limit(p.dtype, precision)
-    compute = registry.select("mixing", backend, p.device, limits={"triton": limit})
+    limits = {
+        "triton": registry.triton_dtype_limit(p.dtype) or registry.triton_precision_limit(p.dtype, precision),
+        "native": native.limit(p.dtype),
+    }
+    compute = registry.select("mixing", backend, p.device, limits=limits)
     compute(out, alpha, p, causal=causal, window=window, offset=offset, precision=precision)
 
 
 _mixing.register_fake(registry.writes_only)
 registry.implements("mixing", "torch")(mixing_torch)
-registry.implements("mixing", "native")(mixing_torch)  # whose products are those of a library
 
 
 @registry.implements("mixing", "triton")
@@ -165,3 +167,9 @@ def _mixing_triton(*tensors: Any, **options: Any) -> None:
     from ..kernels.mixing import mixing as launch
 
     launch(*tensors, **options)
+
+
+@registry.implements("mixing", "native")
+def _mixing_native(out: Tensor, alpha: Tensor, p: Tensor, **options: Any) -> None:
+    compute = native.mixing if p.shape[1] <= native.MIXED_POSITIONS else mixing_torch
+    compute(out, alpha, p, **options)

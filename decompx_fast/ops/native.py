@@ -1,8 +1,9 @@
 """The backend ``native``: ops on the CPU in C++ (``csrc/cpu``), where they were compiled when this was installed.
 
 They take float32 and bfloat16, sum in float32, and run on PyTorch's own threads. One library holds them for several
-instruction sets and takes the widest that the processor has; ``DECOMPX_FAST_CPU_LEVEL`` names another. Products of
-matrices are left to PyTorch's libraries.
+instruction sets and takes the widest that the processor has; ``DECOMPX_FAST_CPU_LEVEL`` names another. Products with
+weights are left to PyTorch's libraries; the mixing of short inputs is not, since these want each head's values moved
+together.
 """
 
 import functools
@@ -25,6 +26,9 @@ LEVELS = ("portable", "avx2", "avx512")
 LEVEL_VARIABLE = "DECOMPX_FAST_CPU_LEVEL"
 
 DTYPES = (torch.float32, torch.bfloat16)
+
+#: The mixing of more attended positions than this is left to a library's products: measured at 512, these were faster.
+MIXED_POSITIONS = 256
 
 _ABSENT = (
     "it was not compiled when the package was installed; with PyTorch and a C++ compiler, "
@@ -92,6 +96,24 @@ def layernorm(
     torch.ops.decompx_fast_native.layernorm_(x, scale, *constants, dots, centre, _rule(rule))
 
 
+def add_norm(
+    x: Tensor,
+    branch: Tensor,
+    branch_bias: Tensor | None,
+    scale: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    *,
+    share_after_residual: bool,
+    centre: bool,
+    rule: str,
+) -> None:
+    """:func:`decompx_fast.ops.add_norm_` on checked arguments."""
+    scale = scale.to(torch.float32).unsqueeze(-1)
+    vectors = (_constants(branch_bias, x), scale, _constants(weight, x), _constants(bias, x))
+    torch.ops.decompx_fast_native.add_norm_(x, branch, *vectors, share_after_residual, centre, _rule(rule))
+
+
 def activation(a: Tensor, slope: Tensor, bias: Tensor | None, *, intercept: Tensor | None, rule: str) -> None:
     """:func:`decompx_fast.ops.activation_` on checked arguments."""
     constants = (_constants(slope, a), _constants(bias, a), _constants(intercept, a))
@@ -101,6 +123,20 @@ def activation(a: Tensor, slope: Tensor, bias: Tensor | None, *, intercept: Tens
 def functional_dots(out: Tensor, x: Tensor, g: Tensor) -> None:
     """:func:`decompx_fast.ops.functional_dots` on checked arguments."""
     torch.ops.decompx_fast_native.functional_dots(out, x, g.to(torch.float32))
+
+
+def mixing(
+    out: Tensor,
+    alpha: Tensor,
+    p: Tensor,
+    *,
+    causal: bool,
+    window: int | None,
+    offset: int,
+    precision: str = "ieee",
+) -> None:
+    """:func:`decompx_fast.ops.mixing` on checked arguments; the products are exact, whatever ``precision`` allows."""
+    torch.ops.decompx_fast_native.mixing(out, alpha, p, causal, window, offset)
 
 
 def _constants(t: Tensor | None, x: Tensor) -> Tensor | None:

@@ -149,6 +149,40 @@ void test(const Kernels& kernels, int64_t k, int64_t d, Dtype dtype) {
   }
 }
 
+// One head on a block of positions and sources; `p` and `out` are `[position, source, v]` with gaps between the rows.
+void test_mixing(const Kernels& kernels, int64_t n_i, int64_t n_j, int64_t n_k, int64_t n_v, bool masked, Dtype dtype) {
+  const State p(n_j, n_k, n_v, dtype, random_numbers(n_j * n_k * n_v));
+  const State alpha(1, n_i, n_j, dtype, random_numbers(n_i * n_j));
+  State out(n_i, n_k, n_v, dtype, std::vector<float>(n_i * n_k * n_v, NAN));
+  const int64_t first = n_j - n_i, window = masked ? 4 : 0;
+  in_threads(2, [&](int64_t half) {  // each has some of the sources
+    const int64_t from = half ? n_k / 2 : 0, to = half ? n_k : n_k / 2;
+    if (from == to) return;
+    std::vector<float> scratch(mixing_scratch(n_i, n_j, n_v));
+    const int64_t skip = from * p.stride * p.size();
+    MixingBlock block{};
+    block.alpha = alpha.data.get(), block.alpha_i = alpha.stride, block.alpha_j = 1;
+    block.p = p.data.get() + skip, block.p_j = n_k * p.stride, block.p_k = p.stride;
+    block.out = out.data.get() + skip, block.out_i = n_k * out.stride, block.out_k = out.stride;
+    block.n_i = n_i, block.n_j = n_j, block.n_k = to - from, block.n_v = n_v;
+    block.first = first, block.window = window, block.causal = masked, block.dtype = dtype;
+    kernels.mixing(block, scratch.data());
+  });
+  for (int64_t i = 0; i < n_i; ++i) {
+    for (int64_t k = 0; k < n_k; ++k) {
+      for (int64_t v = 0; v < n_v; ++v) {
+        double expected = 0;
+        for (int64_t j = 0; j < n_j; ++j) {
+          const int64_t distance = i + first - j;
+          const bool attends = !masked || (distance >= 0 && distance < window);
+          if (attends) expected += alpha.get(i, j) * p.get(j * n_k + k, v);
+        }
+        compare("mixing", out.get(i * n_k + k, v), expected, dtype);
+      }
+    }
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -160,6 +194,11 @@ int main() {
     for (Dtype dtype : {Dtype::float32, Dtype::bfloat16}) {
       for (int64_t k : {1, 7, 33}) {
         for (int64_t d : {1, 3, 16, 31, 64, 65, 130}) test(kernels(level), k, d, dtype);
+        for (int64_t n : {1, 6, 20}) {
+          for (int64_t v : {1, 8, 20, 32, 33}) {
+            for (bool masked : {false, true}) test_mixing(kernels(level), n, n + 3, k, v, masked, dtype);
+          }
+        }
       }
     }
     std::printf("level %d: %d failures\n", static_cast<int>(level), failures);

@@ -1,0 +1,261 @@
+"""A layer made of what the user's model multiplied, checked, so that nothing large is multiplied a second time.
+
+While the model runs, the outputs of the modules that hold a layer's linear maps are noted. At the end of the layer all
+but these products is computed from the layer's input (:func:`.evaluate.linearize_layer`), as the specification says,
+and each product is taken from the notes once it has been checked (Freivalds): with a random matrix ``R`` ``[d_out, s]``
+of independent normal numbers, ``y R`` must be ``x (W R) + b R``, for ``s / d_out`` of the price of ``x W``.
+
+What the check proves: let ``e`` be the error of one row ``y`` of a product. ``e R`` has ``s`` independent normal
+components of variance ``|e|^2``, and so has ``y R``, of ``|y|^2``. Every row must have ``|e R| <= t |y R|``. For an
+error ``|e| = r t |y|`` that does not depend on ``R`` this has a probability of about ``35 r^-8`` (``s = 8``; the
+F distribution of 8 and 8 degrees of freedom, near zero): 4e-7 for 10 times the tolerance, 4e-15 for 100 times, that is
+1e-3 in float32. The tolerance has to leave room for rounding. A column of ``x (W R)`` sums ``x_k (W R)_k``, where
+``(W R)_k`` is of the size of the row ``W_k``, so its rounding is to ``|y|`` what that of ``x W`` is: 1e-6 to 4e-6 is
+the largest of a BERT's layer in float32, more where ``x W`` cancels. As every product is checked on the input that it
+should have had, no rounding is collected from layer to layer.
+
+A record can only accept. Whatever is missing, was run twice, has another shape or dtype, does not match or was modified
+later is as if it had not been noted: that layer is computed from its weights, and that decides. So the seed of ``R``
+can be fixed without harm, and results do not change from run to run.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .evaluate import Steps, linearize_layer
+from .layer import KEEP_BYTES, LinearizedLayer, Norm, Shelf
+from .spec import Affine, AttentionSpec, LayerSpec, NormSpec
+
+#: Random directions of the check.
+DIRECTIONS = 8
+
+#: Largest accepted gap of one step, relative to the norm of its output. Stricter than what is accepted of a layer
+#: computed from its weights, since no rounding is collected; a step that misses it costs time and nothing else.
+STEP_TOLERANCE = {torch.float64: 1e-11, torch.float32: 1e-5}
+
+
+class NotRecorded(Exception):
+    """A product that the model ran in another way, or not at all."""
+
+
+#: Activations by the formula that torch computes in one pass.
+_FUSED: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": F.gelu,
+    "gelu_tanh": functools.partial(F.gelu, approximate="tanh"),
+    "silu": F.silu,
+    "relu": torch.relu,
+    "tanh": torch.tanh,
+}
+
+
+class _Recorded(Steps):
+    """Products as the model computed them; all else is computed, in as few passes as torch can."""
+
+    def __init__(self, outputs: Mapping[nn.Module, Tensor | None]) -> None:
+        self.gaps: list[Tensor] = []
+        self._outputs = outputs
+
+    def multiply(self, map_: Affine, x: Tensor) -> Tensor:
+        y = None if map_.module is None else self._outputs.get(map_.module)
+        weight = map_.weight
+        if y is None or x.shape[-1] != weight.shape[0] or y.shape != (*x.shape[:-1], weight.shape[1]):
+            raise NotRecorded
+        if not x.dtype == y.dtype == weight.dtype or not x.device == y.device == weight.device:
+            raise NotRecorded
+        self.gaps.append(product_gap(map_, x, y))
+        return y
+
+    def normalize(self, spec: NormSpec, x: Tensor) -> tuple[Norm, Tensor]:
+        if not spec.centre:
+            return super().normalize(spec, x)
+        weight = None if spec.weight is None else spec.weight.to(x.dtype)
+        bias = None if spec.bias is None else spec.bias.to(x.dtype)
+        y, _, inverse_std = torch.native_layer_norm(x, x.shape[-1:], weight, bias, spec.eps)
+        return Norm(inverse_std.squeeze(-1).reciprocal(), weight, bias), y
+
+    def activate(self, name: str, z: Tensor) -> Tensor:
+        return _FUSED[name](z) if name in _FUSED else super().activate(name, z)
+
+
+@dataclass(frozen=True)
+class _Mark:
+    """A state as it was when its layer ended, to tell modifications in place: those that torch counts, and others."""
+
+    state: Tensor
+    version: int
+    sketch: Tensor
+
+    def holds(self) -> bool:
+        if self.state._version != self.version:
+            return False
+        return bool(row_gap(_sketch(self.state), self.sketch) <= STEP_TOLERANCE[self.state.dtype])
+
+
+@dataclass(frozen=True)
+class _Held:
+    """A layer, and what must not have changed since: its two states, and its constants as ``(tensor, version)``."""
+
+    layer: LinearizedLayer
+    marks: tuple[_Mark, _Mark]
+    versions: tuple[tuple[Tensor, int], ...]
+    gap: float
+
+    def holds(self) -> bool:
+        unchanged = all(tensor._version == version for tensor, version in self.versions)
+        return unchanged and all(mark.holds() for mark in self.marks)
+
+
+class Record:
+    """Listens to a model while it runs, and makes its layers of what it hears.
+
+    Args:
+        layers: the layers of the model.
+        dtype: of the computation; ``None`` for that of the model. Where the model has another, nothing is recorded.
+    """
+
+    def __init__(self, layers: tuple[LayerSpec, ...], dtype: torch.dtype | None) -> None:
+        self._layers = layers
+        self._dtype = dtype
+        self._outputs: dict[nn.Module, Tensor | None] = {}
+        self._held: dict[int, _Held] = {}
+        self._last_mark: _Mark | None = None
+        self._shelf = Shelf(KEEP_BYTES)
+
+    def modules(self) -> Iterator[nn.Module]:
+        """The modules to listen to, each once."""
+        found = (map_.module for layer in self._layers for map_ in _maps(layer))
+        yield from dict.fromkeys(module for module in found if module is not None)
+
+    def note(self, module: nn.Module, output: object) -> None:
+        """The output of one call of a module. A module that is called twice within a layer is not recorded."""
+        usable = type(output) is Tensor and module not in self._outputs and not output.is_inference()
+        self._outputs[module] = output.detach() if usable and isinstance(output, Tensor) else None
+
+    def end_layer(self, index: int, x: Tensor, state: Tensor) -> None:
+        """Make the layer ``index`` between the states ``x`` and ``state`` ``[b, i, d]``, if that can be proved.
+
+        To be called without autograd and autocast.
+        """
+        mark, self._last_mark = self._last_mark, None  # of the state before
+        try:
+            if index < len(self._layers) and self._recordable(x) and self._recordable(state) and x.shape == state.shape:
+                self._make_layer(index, x, state, mark)
+        except NotRecorded:
+            pass
+        finally:
+            self._outputs.clear()
+
+    def _recordable(self, state: object) -> bool:
+        if type(state) is not Tensor or state.is_inference() or state.ndim != 3:
+            return False
+        exact = not state.is_cuda or state.dtype != torch.float32 or torch.get_float32_matmul_precision() == "highest"
+        return exact and state.dtype in STEP_TOLERANCE and self._dtype in (None, state.dtype)
+
+    def _make_layer(self, index: int, x: Tensor, state: Tensor, mark: _Mark | None) -> None:
+        steps = _Recorded(self._outputs)
+        layer = linearize_layer(self._layers[index], index, x.detach(), steps)
+        if layer.output.shape != state.shape:
+            return
+        gap = torch.stack([*steps.gaps, row_gap(layer.output, state)]).max().item()
+        self._last_mark = _Mark(state, state._version, _sketch(state))
+        if not gap <= STEP_TOLERANCE[x.dtype]:
+            _forget(self._layers[index])
+            return
+        if mark is None or mark.state is not x:
+            mark = _Mark(x, x._version, _sketch(x))
+        # The state is the model's own, so that the next layer is checked on what it was given.
+        layer = self._shelf.keep(replace(layer, output=state.detach()), always=index == len(self._layers) - 1)
+        versions = tuple((tensor, tensor._version) for tensor in layer.constants if not tensor.is_meta)
+        self._held[index] = _Held(layer, (mark, self._last_mark), versions, gap)
+
+    def layer(self, index: int) -> tuple[LinearizedLayer, float] | None:
+        """The layer and the largest gap of its steps; ``None`` if it was not recorded, or was modified since."""
+        held = self._held.get(index)
+        return (held.layer, held.gap) if held is not None and held.holds() else None
+
+    def drop(self, index: int) -> None:
+        """Hold this layer no longer."""
+        self._held.pop(index, None)
+
+
+def product_gap(map_: Affine, x: Tensor, y: Tensor) -> Tensor:
+    """How far ``y`` is from ``x W + b``: ``|y R - (x (W R) + b R)| / |y R|``, the largest of all rows.
+
+    Args:
+        map_: with its module.
+        x, y: ``[..., d_in]`` and ``[..., d_out]``, of the dtype of the weight.
+
+    Returns:
+        A number on the device.
+
+    Source: Freivalds, Probabilistic machines can use less running time (1977); the module's docstring has the odds.
+    """
+    expected = x @ _projected(map_).T  # [..., s]
+    directions = _directions(map_.weight.shape[1], y.dtype, y.device)
+    if map_.bias is not None:
+        expected += directions @ map_.bias
+    return row_gap(expected, y @ directions.T)
+
+
+def row_gap(ours: Tensor, theirs: Tensor) -> Tensor:
+    """The largest difference of two rows, relative to the norm of the second, as a number on the device."""
+    size = theirs.norm(dim=-1).clamp_min(torch.finfo(theirs.dtype).tiny)
+    return ((ours - theirs).norm(dim=-1) / size).amax()
+
+
+def _maps(layer: LayerSpec) -> Iterator[Affine]:
+    for sublayer in layer:
+        for op in sublayer.ops:
+            if isinstance(op, AttentionSpec):
+                yield from (op.query, op.key, op.value, op.out)
+            else:
+                yield from (map_ for map_ in (op.into, op.out, op.gate) if map_ is not None)
+
+
+def _sketch(state: Tensor) -> Tensor:
+    return state.detach() @ _directions(state.shape[-1], state.dtype, state.device).T
+
+
+@functools.lru_cache(maxsize=64)
+def _directions(n_out: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """``R^T`` ``[s, d_out]``; from a generator of its own."""
+    generator = torch.Generator("cpu").manual_seed(n_out)
+    directions = torch.randn(DIRECTIONS, n_out, generator=generator, device="cpu", dtype=torch.float64)
+    return directions.to(device, dtype)
+
+
+#: ``(W R)^T`` by module, with what tells that the weight is still the same. To read all weights for these few numbers
+#: takes a third of a forward pass of a short text, so they are kept for the next one. A weight that is changed behind
+#: torch's back makes its check fail; then they are forgotten.
+_projections: WeakKeyDictionary[nn.Module, tuple[tuple[int, ...], Tensor]] = WeakKeyDictionary()
+
+
+def _projected(map_: Affine) -> Tensor:
+    """``(W R)^T`` ``[s, d_in]``."""
+    weight, module = map_.weight, map_.module
+    assert module is not None
+    # R^T W^T, with the weight as a linear layer stores it, is many times faster than W R.
+    directions = _directions(weight.shape[1], weight.dtype, weight.device)
+    if weight.is_inference():
+        return directions @ weight.T
+    state = (weight.data_ptr(), weight._version, *weight.shape)
+    known = _projections.get(module)
+    if known is not None and known[0] == state and known[1].dtype == weight.dtype:
+        return known[1]
+    projected = directions @ weight.T
+    _projections[module] = (state, projected)
+    return projected
+
+
+def _forget(layer: LayerSpec) -> None:
+    for map_ in _maps(layer):
+        if map_.module is not None:
+            _projections.pop(map_.module, None)
