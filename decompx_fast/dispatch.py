@@ -21,6 +21,16 @@ ENGINES: tuple[EngineChoice, ...] = ("auto", "reference", "forward", "adjoint")
 PATHS = ("auto", "direct", "operator")
 
 
+#: For inputs of up to so many tokens the forward engine's linearisation is recorded too: to compute each layer a second
+#: time from its weights is then a good part of the whole, and what is held instead is little.
+RECORDED_TOKENS = 64
+
+
+def records(engine: str, tokens: int) -> bool:
+    """Whether the linearisation is made of what the model multiplies (:mod:`.linearize.record`)."""
+    return engine == "adjoint" or (engine == "forward" and tokens <= RECORDED_TOKENS)
+
+
 @dataclass(frozen=True)
 class Execution:
     """How the forward engine computes.

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from .config import DecompXConfig
-from .dispatch import Execution, choose_engine
+from .dispatch import Execution, choose_engine, records
 from .encoding import Reader
 from .engines.plan import ModelShape, Plan, plan
 from .errors import InputError, OptionError
@@ -259,6 +259,7 @@ class DecompX:
             config=config,
             path=execution.path,
             backend=execution.backend,
+            recorded=records("forward", tokens),
             workspace_bytes=execution.workspace_bytes,
             device=self.device,
         )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .config import DecompXConfig
-from .dispatch import Execution, attribute, choose_engine
+from .dispatch import Execution, attribute, choose_engine, records
 from .encoding import Encoded
 from .engines.attribution import Attribution
 from .errors import InputError, OptionError
@@ -68,7 +68,8 @@ class Job:
         constants = self.dtype
         if constants is not None and constants.itemsize < 4:
             constants = torch.float32
-        linearization = linearize(self.explainer.model, inputs, dtype=constants, record=self.engine == "adjoint")
+        record = records(self.engine, len(batch[0]))
+        linearization = linearize(self.explainer.model, inputs, dtype=constants, record=record)
         classes, labels = linearization.logits.shape[1], self.explainer.labels
         if classes != len(labels):
             raise InputError(

@@ -106,6 +106,18 @@ def mixing(alpha, p, causal=False, window=None, offset=None):
     return out
 
 
+def network(u, w_in, w_out, slope, bias=None, shares=None):
+    u, w_in, w_out, slope = wide(u, w_in, w_out, slope)
+    out = torch.empty_like(u)
+    for n in range(u.shape[0]):
+        for i in range(u.shape[1]):
+            hidden = u[n, i] @ w_in
+            if bias is not None:
+                hidden += torch.outer(shares[n, i].double(), bias.double())
+            out[n, i] = (hidden * slope[n, i]) @ w_out
+    return out
+
+
 def position_operator(theta, w_in, w_out, norm_in=None, norm_out=None):
     """``norm_in`` and ``norm_out`` are ``(scale, weight, centre)`` or ``None``."""
     theta, w_in, w_out = wide(theta, w_in, w_out)

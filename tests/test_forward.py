@@ -12,8 +12,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from decompx_fast import ops
 from decompx_fast.config import DecompXConfig
-from decompx_fast.engines import forward, reference
+from decompx_fast.engines import direct_path, forward, reference
 from decompx_fast.errors import BackendError, InputError, OptionError
 from decompx_fast.linearize.registry import linearize
 
@@ -291,6 +292,32 @@ def test_peak_on_a_gpu_is_as_planned(path):
     forward.attribute(single, config, path=path, workspace_bytes=workspace_bytes)
     peak = torch.cuda.max_memory_allocated() - before
     assert peak <= 1.3 * 256 * 256 * 192 * 4 + workspace_bytes
+
+
+@pytest.mark.skipif(not ops.usable("native", "cpu")[0], reason="the C++ kernels are not built")
+@pytest.mark.parametrize("rule", ["absdot", "dot", "cls", "bias_token", "none"])
+@pytest.mark.parametrize("bias", ["random", "zero", "on dead neurons"])
+def test_forward_with_networks_as_one_op(monkeypatch, rule, bias):
+    """Also where dots are known to vanish without the hidden layer, and where it alone tells who shares the bias."""
+    slopes, linear_piece = [], direct_path.linear_piece
+    monkeypatch.setattr(direct_path, "linear_piece", lambda *args: slopes.append(1) or linear_piece(*args))
+    sizes = dict(n=9, d=24, f=40, heads=3)
+    single, exact = (synthetic.hugging_face(**sizes, dtype=t) for t in (torch.float32, torch.float64))
+    for linearization in (single, exact):
+        for layer in linearization._spec.layers:
+            into = layer[1].ops[0].into
+            if bias == "zero":
+                into.bias.zero_()
+            elif bias == "on dead neurons":  # of a neuron that reads nothing, the dots are zero and the bias is not
+                into.bias[1:] = 0
+                into.weight[:, 0] = 0
+        linearization.logits = _own_logits(linearization)
+    config = DecompXConfig(bias=rule)
+    expected = reference.attribute(exact, config).scores
+    ours = forward.attribute(single, config, path="direct", backend="native")
+    assert relative(ours.scores, expected) < (1e-2 if rule == "dot" else 1e-5)
+    layers, undecided = 3, bias == "on dead neurons" and rule in ("absdot", "dot")
+    assert len(slopes) > layers if undecided else len(slopes) == layers
 
 
 def test_forward_shares_equally_where_attention_gives_nothing():

@@ -165,6 +165,63 @@ def test_mixing_reads_no_weight_that_a_mask_excludes(level):
     torch.testing.assert_close(ops.mixing(alpha, p, causal=True, window=3, backend="native"), expected)
 
 
+# Rows around tiles of 6 and blocks of some tens, widths around panels of 8, 16 and 32 and depths of 192, 384 and 768.
+NETWORKS = [
+    (1, 1, 2, 1, 3),
+    (2, 3, 7, 15, 33),
+    (1, 4, 13, 64, 48),
+    (1, 2, 65, 100, 200),
+    (1, 1, 6, 200, 400),
+    (2, 1, 50, 400, 195),
+    (1, 3, 5, 9, 800),
+    (1, 1, 40, 800, 3),
+]
+
+
+@pytest.mark.parametrize("shape", NETWORKS, ids=str)
+@pytest.mark.parametrize("dtype", [F32, BF16])
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize("transposed", [True, False])
+def test_network_is_accurate(level, shape, dtype, biased, transposed):
+    b, i, k, d, f = shape
+    w_in, w_out = random(d, f, dtype=dtype).cpu(), random(f, d, dtype=dtype, seed=2).cpu()
+    if transposed:  # as a linear layer stores them
+        w_in, w_out = w_in.T.contiguous().T, w_out.T.contiguous().T
+    else:
+        w_in, w_out = embedded(w_in)[0], embedded(w_out)[0]
+    slope = embedded(random(b, i, f, dtype=dtype, low=0.5, seed=5).cpu())[0]
+    bias, shares = (random(f, seed=6).cpu(), random(b, i, k, low=0, seed=7).cpu()) if biased else (None, None)
+    u = embedded(random_state(b, i, k, d, dtype=dtype).cpu())[0]
+    before, results = u.clone(), []
+    for backend in ("native", "torch"):
+        out, buffer = embedded(torch.full((b, i, k, d), NAN, dtype=dtype))
+        assert ops.network(u, w_in, w_out, slope, bias, shares, out=out, backend=backend) is out
+        assert surroundings(buffer, out).isnan().all()
+        results.append(out.clone())
+    assert torch.equal(u, before)
+    # Two long sums one after the other, on the portable level without fused multiplications.
+    assert_accurate(*results, formulas.network(u, w_in, w_out, slope, bias, shares), times=4)
+
+
+def test_network_keeps_nan_to_its_row(level):
+    u, w_in, w_out, slope = (t.cpu() for t in (random(1, 2, 9, 5), random(5, 7), random(7, 5), random(1, 2, 7)))
+    expected = ops.network(u, w_in, w_out, slope, backend="native")
+    u[0, 1, 3, 2] = NAN
+    got = ops.network(u, w_in, w_out, slope, backend="native")
+    assert got[0, 1, 3].isnan().all()
+    got[0, 1, 3] = expected[0, 1, 3]
+    assert torch.equal(got, expected)
+
+
+@needs_library
+def test_network_is_taken_where_it_is_measured_to_be_faster():
+    assert ops.network_is_fused("cpu", F32, "native") and not ops.network_is_fused("cpu", F32, "torch")
+    assert not ops.network_is_fused("cpu", torch.float64, "native") and not ops.network_is_fused("meta", F32)
+    for name in filter(native.has_level, native.LEVELS):
+        with native.forced_level(name):
+            assert ops.network_is_fused("cpu", F32) == (name == "avx2")
+
+
 @pytest.mark.parametrize("m", [1, 3, 8])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", [F32, BF16])
@@ -233,6 +290,7 @@ def test_bfloat16_rounds_to_nearest_even(level):
 def test_threads_change_nothing():
     # Large enough to be divided: every position is computed by one thread, in the same order.
     x, bias, slope, g = (random(*shape).cpu() for shape in ((2, 5, 33, 700), (700,), (2, 5, 700), (2, 5, 3, 700)))
+    weights = random(700, 40).cpu()
     results, before = [], torch.get_num_threads()
     try:
         for threads in (1, 2):
@@ -245,6 +303,7 @@ def test_threads_change_nothing():
                     ops.functional_dots(x, g, backend="native"),
                     ops.add_norm_(x.clone(), x / 2, bias, slope[..., 0].abs() + 1, bias, bias, backend="native"),
                     ops.mixing(slope[:, None, :, :5], x.unflatten(-1, (4, -1))[..., :1, :], backend="native"),
+                    ops.network(x, weights, weights.T, slope[..., :40], backend="native"),
                 )
             )
     finally:

@@ -195,6 +195,10 @@ def affine(d_in: int, d_out: int, dtype: torch.dtype, seed: int = 0) -> Affine:
     return Affine(linear.weight.detach().T, linear.bias.detach(), linear)
 
 
+def product_gap(map_, x: Tensor, y: Tensor) -> Tensor:
+    return record.row_gap(*record.product_sketches(map_, x, y))
+
+
 @pytest.mark.parametrize("dtype", EXACT)
 @pytest.mark.parametrize(("d_in", "d_out"), [(1, 1), (768, 64), (3, 300), (768, 768), (768, 3072), (3072, 768)])
 def test_rounding_passes_the_check_and_one_wrong_row_does_not(d_in, d_out, dtype):
@@ -202,11 +206,11 @@ def test_rounding_passes_the_check_and_one_wrong_row_does_not(d_in, d_out, dtype
     x = torch.randn(2, 40, d_in).to(dtype) * torch.logspace(-8, 8, 40)[:, None].to(dtype)
     with torch.no_grad():
         y = map_.module(x)
-    assert record.product_gap(map_, x, y) < record.STEP_TOLERANCE[dtype] / 2
+    assert product_gap(map_, x, y) < record.STEP_TOLERANCE[dtype] / 2
     for row in range(40):
         wrong = y.clone()
         wrong[1, row] += 1e-3 * y[1, row].norm() * F.normalize(torch.randn(d_out), dim=0).to(dtype)
-        assert record.product_gap(map_, x, wrong) > record.STEP_TOLERANCE[dtype]
+        assert product_gap(map_, x, wrong) > record.STEP_TOLERANCE[dtype]
 
 
 def test_false_acceptance_is_as_rare_as_said():
@@ -232,7 +236,7 @@ def test_what_is_not_finite_does_not_pass(value):
     x = torch.randn(1, 3, 5).double()
     y = x @ map_.weight + map_.bias
     y[0, 1, 2] = value
-    assert not record.product_gap(map_, x, y) <= 1
+    assert not product_gap(map_, x, y) <= 1
 
 
 # What was tampered with.
@@ -592,7 +596,7 @@ def test_recording_needs_memory_linear_in_positions():
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
-@pytest.mark.parametrize("where", ["Record.note", "Record.end_layer", "product_gap", "linearize_layer"])
+@pytest.mark.parametrize("where", ["Record.note", "Record.end_layer", "product_sketches", "linearize_layer"])
 def test_an_error_while_recording_leaves_nothing_behind(monkeypatch, where, error):
     def fail(*args, **kwargs):
         raise error
@@ -605,7 +609,8 @@ def test_an_error_while_recording_leaves_nothing_behind(monkeypatch, where, erro
     assert recorded(model).recorded_layers == (0, 1)
 
 
-def test_only_the_adjoint_engine_records(monkeypatch):
+def test_who_records(monkeypatch):
+    """The adjoint engine always, the forward engine short inputs; the plan says what is held meanwhile."""
     asked = []
 
     class Spy(record.Record):
@@ -614,11 +619,15 @@ def test_only_the_adjoint_engine_records(monkeypatch):
             super().__init__(*args)
 
     monkeypatch.setattr("decompx_fast.linearize.registry.Record", Spy)
+    monkeypatch.setattr("decompx_fast.dispatch.RECORDED_TOKENS", 4)
     model = classifier(dtype=torch.float32)
-    ids, expected = [7, 8, 9, 10], logits_of(model, torch.tensor([[7, 8, 9, 10]]))[0]
-    for engine, count in (("reference", 0), ("forward", 0), ("adjoint", 1)):
-        explanation = DecompX(model, engine=engine, bias="bias_token").explain(ids)
-        assert len(asked) == count
-        total = explanation.scores.sum(0) + explanation.bias_token
-        assert (total - expected).abs().max() < 1e-5
-        assert explanation.metadata["largest_layer_gap"] < 1e-5
+    for ids, recording in (([7, 8, 9, 10], ("forward", "adjoint")), ([7, 8, 9, 10, 11], ("adjoint",))):
+        expected = logits_of(model, torch.tensor([ids]))[0]
+        for engine in ("reference", "forward", "adjoint"):
+            asked.clear()
+            explanation = DecompX(model, engine=engine, bias="bias_token").explain(ids)
+            assert bool(asked) == (engine in recording)
+            total = explanation.scores.sum(0) + explanation.bias_token
+            assert (total - expected).abs().max() < 1e-5
+            assert explanation.metadata["largest_layer_gap"] < 1e-5
+        assert (DecompX(model).plan(len(ids)).costs.recorded_bytes() > 0) == ("forward" in recording)

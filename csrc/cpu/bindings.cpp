@@ -237,6 +237,17 @@ void functional_dots(Tensor out_tensor, Tensor x_tensor, Tensor g_tensor) {
   });
 }
 
+// Numbers for a thread's own use, at the start of a cache line.
+struct Scratch {
+  explicit Scratch(int64_t numbers) : all(numbers + kLine), aligned(all.data()) {
+    while (reinterpret_cast<uintptr_t>(aligned) % (kLine * sizeof(float))) ++aligned;
+  }
+
+  static constexpr int64_t kLine = 16;
+  std::vector<float> all;
+  float* aligned;
+};
+
 // A five-dimensional `[b, i, k, h, v]`, as far as it is the same for all tensors of a mixing.
 struct Heads {
   Heads(const Tensor& t, const char* name) : data(static_cast<char*>(t.data_ptr())), dtype(dtype_of(t, name)) {
@@ -305,9 +316,94 @@ void mixing(
   const int64_t numbers = std::max<int64_t>(rows * std::min(n_k, kMixedSources) * n_j * n_v, 1);
   torch::stable::parallel_for(
       0, tasks, std::max<int64_t>(kNumbersPerThread / numbers, 1), [&](int64_t begin, int64_t end) {
-        std::vector<float> scratch(decompx::mixing_scratch(rows, n_j, n_v));
-        for (int64_t task = begin; task < end; ++task) mix(task, scratch.data());
+        Scratch scratch(decompx::mixing_scratch(rows, n_j, n_v));
+        for (int64_t task = begin; task < end; ++task) mix(task, scratch.aligned);
       });
+}
+
+// What a thread sends through a network at once, with what becomes of it: about the second level of its cache. With fewer
+// rows the weights, which are read for each block of rows, take longer to come than to be multiplied.
+constexpr int64_t kNetworkNumbers = 160 * 1024;
+constexpr int64_t kMostNetworkRows = 192;
+
+// `packed` is for the weights as the kernels want them.
+void network(
+    Tensor out_tensor,
+    Tensor u_tensor,
+    Tensor w_in,
+    Tensor w_out,
+    Tensor slope_tensor,
+    std::optional<Tensor> bias,
+    std::optional<Tensor> shares_tensor,
+    Tensor packed) {
+  const State u(u_tensor, "u"), out(out_tensor, "out");
+  STD_TORCH_CHECK(out.dtype == u.dtype, "out must have the dtype of u");
+  for (int axis = 0; axis < 4; ++axis) check_size(out_tensor, "out", axis, u.sizes[axis]);
+  for (const Tensor* w : {&w_in, &w_out}) {
+    STD_TORCH_CHECK(w->is_cpu() && w->dim() == 2, "weights must be on the CPU and have 2 axes");
+    STD_TORCH_CHECK(dtype_of(*w, "a weight") == u.dtype, "weights must have the dtype of u");
+  }
+  const int64_t d = u.sizes[3], f = w_in.size(1);
+  check_size(w_in, "w_in", 0, d);
+  check_size(w_out, "w_out", 0, f);
+  check_size(w_out, "w_out", 1, d);
+  const Constants slope(slope_tensor, "slope", u, f);
+  const Constants shares(shares_tensor, "shares", u, u.sizes[2]);
+  STD_TORCH_CHECK(bias.has_value() == shares_tensor.has_value(), "bias and shares come together");
+  if (bias) {
+    check_rows(*bias, "bias", 1);
+    check_size(*bias, "bias", 0, f);
+    STD_TORCH_CHECK(bias->scalar_type() == ScalarType::Float, "bias must be float32");
+  }
+  const int64_t in_numbers = d * decompx::whole_panels(f), out_numbers = f * decompx::whole_panels(d);
+  check_rows(packed, "packed", 1);
+  STD_TORCH_CHECK(packed.scalar_type() == ScalarType::Float, "packed must be float32");
+  check_size(packed, "packed", 0, in_numbers + out_numbers);
+  const Kernels& kernels = decompx::kernels(level_in_use);
+
+  float* const w_in_packed = static_cast<float*>(packed.data_ptr());
+  float* const w_out_packed = w_in_packed + in_numbers;
+  const decompx::Matrix in{w_in.data_ptr(), d, f, w_in.stride(0), w_in.stride(1), u.dtype};
+  const decompx::Matrix back{w_out.data_ptr(), f, d, w_out.stride(0), w_out.stride(1), u.dtype};
+  constexpr int64_t kColumns = decompx::kWidestPanel;
+  const int64_t in_pieces = decompx::whole_panels(f) / kColumns, pieces = in_pieces + decompx::whole_panels(d) / kColumns;
+  torch::stable::parallel_for(0, pieces, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t piece = begin; piece < end; ++piece) {
+      const bool first = piece < in_pieces;
+      const int64_t column = (first ? piece : piece - in_pieces) * kColumns;
+      kernels.lay_out_matrix(first ? in : back, column, column + kColumns, first ? w_in_packed : w_out_packed);
+    }
+  });
+
+  const decompx::Network net{
+      w_in_packed, w_out_packed, bias ? static_cast<const float*>(bias->data_ptr()) : nullptr, d, f};
+  const int64_t n_k = u.sizes[2], rows = u.positions() * n_k;
+  const int64_t fitting = kNetworkNumbers / (2 * d + decompx::kDeepest / 2) / decompx::kTileRows * decompx::kTileRows;
+  const int64_t most = std::clamp(fitting, 4 * decompx::kTileRows, kMostNetworkRows);
+  // Blocks of the same size, as many for each thread.
+  const int64_t threads = std::max<int64_t>(torch::stable::get_num_threads(), 1);
+  const int64_t count = (rows + threads * most - 1) / (threads * most) * threads;
+  const int64_t size = decompx::whole_tiles((rows + count - 1) / count);
+  const int64_t item = u.dtype == Dtype::float32 ? 4 : 2;
+  torch::stable::parallel_for(0, (rows + size - 1) / size, 1, [&](int64_t begin, int64_t end) {
+    Scratch scratch(decompx::network_scratch(size, d));
+    std::vector<const void*> from(size);
+    std::vector<void*> to(size);
+    std::vector<const float*> slopes(size);
+    std::vector<float> omega(size);
+    for (int64_t block = begin; block < end; ++block) {
+      const int64_t first = block * size, n = std::min(size, rows - first);
+      for (int64_t r = 0; r < n; ++r) {
+        const int64_t position = (first + r) / n_k, k = (first + r) % n_k;
+        const Vectors source = u.at(position), target = out.at(position);
+        from[r] = static_cast<const char*>(source.data) + k * source.stride * item;
+        to[r] = static_cast<char*>(target.data) + k * target.stride * item;
+        slopes[r] = slope.at(position);
+        if (bias) omega[r] = shares.at(position)[k];
+      }
+      kernels.network({from.data(), to.data(), slopes.data(), omega.data(), n, u.dtype}, net, scratch.aligned);
+    }
+  });
 }
 
 bool has_level(int64_t level) {
@@ -332,6 +428,9 @@ STABLE_TORCH_LIBRARY(decompx_fast_native, library) {
   library.def("functional_dots(Tensor(a!) out, Tensor x, Tensor g) -> ()");
   library.def(
       "mixing(Tensor(a!) out, Tensor alpha, Tensor p, bool causal, int? window, int offset) -> ()");
+  library.def(
+      "network(Tensor(a!) out, Tensor u, Tensor w_in, Tensor w_out, Tensor slope, Tensor? bias, Tensor? shares, "
+      "Tensor(b!) packed) -> ()");
   library.def("has_level(int level) -> bool");
   library.def("set_level(int level) -> ()");
 }
@@ -343,6 +442,7 @@ STABLE_TORCH_LIBRARY_IMPL(decompx_fast_native, CPU, library) {
   library.impl("activation_", TORCH_BOX(&activation_));
   library.impl("functional_dots", TORCH_BOX(&functional_dots));
   library.impl("mixing", TORCH_BOX(&mixing));
+  library.impl("network", TORCH_BOX(&network));
 }
 
 // They take no tensors, so no device decides where they run.

@@ -20,6 +20,9 @@ extern const Kernels table;
 bool available(Level level) {
   const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
   if (level == Level::avx2) return has_avx2;
+#if defined(DECOMPX_LOWERED)
+  if (level == Level::avx512) return true;
+#endif
   if (level == Level::avx512) {
     return has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");

@@ -113,7 +113,7 @@ void mixing(const MixingBlock& block, float* scratch) {
   constexpr int64_t item = sizeof(T);
   const Keys all = attended(block, 0, block.n_i);
   const int64_t n_keys = all.stop - all.start;
-  float *weights = scratch, *panels = scratch + (block.n_i + kTileRows - 1) / kTileRows * kTileRows * n_keys;
+  float *weights = scratch, *panels = scratch + whole_tiles(block.n_i) * n_keys;
   for (int64_t i = 0; i < block.n_i; i += kTileRows) {
     lay_out_weights<T>(block, i, least(block.n_i - i, kTileRows), all, weights + i * n_keys);
   }

@@ -1,5 +1,6 @@
-// Operations on the vectors that the sources contributed to one position, `[k, d]`: LayerNorm, activation, and the
-// sharing of a bias; and the mixing of positions by attention weights. No dependency but the C++ language, so that they can be built and tested on their own.
+// Operations on the vectors that the sources contributed to one position, `[k, d]`: LayerNorm, activation, the sharing of
+// a bias, and the feed-forward network; and the mixing of positions by attention weights. No dependency but the C++
+// language, so that they can be built and tested on their own.
 //
 // The same source (rows_impl.h) is compiled for several instruction sets, and `kernels` picks one when it runs.
 
@@ -45,10 +46,56 @@ struct MixingBlock {
 // Positions that are mixed together in registers.
 constexpr int64_t kTileRows = 6;
 
+constexpr int64_t whole_tiles(int64_t rows) {
+  return (rows + kTileRows - 1) / kTileRows * kTileRows;
+}
+
+// Numbers of two of the largest registers: what panels of any level are cut from.
+constexpr int64_t kWidestPanel = 2 * 16;
+
+constexpr int64_t whole_panels(int64_t width) {
+  return (width + kWidestPanel - 1) / kWidestPanel * kWidestPanel;
+}
+
 // Numbers that a mixing needs for its own use, for vectors of up to `n_v` numbers.
 constexpr int64_t mixing_scratch(int64_t n_i, int64_t n_j, int64_t n_v) {
-  constexpr int64_t widest = 2 * 16;  // numbers of two of the largest registers
-  return ((n_i + kTileRows - 1) / kTileRows * kTileRows + (n_v + widest - 1) / widest * widest) * n_j;
+  return (whole_tiles(n_i) + whole_panels(n_v)) * n_j;
+}
+
+struct Matrix {
+  const void* data;
+  int64_t rows, columns;
+  int64_t row_stride, column_stride;  // in elements
+  Dtype dtype;
+};
+
+// The weights of a feed-forward network, each as `lay_out_matrix` leaves it, `rows * whole_panels(columns)` numbers.
+struct Network {
+  const float* w_in;   // [d, f]
+  const float* w_out;  // [f, d]
+  const float* bias;   // [f], of the hidden layer, or null
+  int64_t d, f;
+};
+
+// Rows of any positions and sources that go through a network.
+struct NetworkRows {
+  const void* const* from;  // [d]
+  void* const* to;          // [d]
+  const float* const* slope;  // [f], of the row's position
+  const float* shares;      // of the bias, one for each row
+  int64_t count;
+  Dtype dtype;
+};
+
+// Most numbers of the hidden layer that any level makes at once.
+constexpr int64_t kDeepest = 768;
+
+// Between two rows, so that they do not fall on the same lines of a cache.
+constexpr int64_t kNetworkGap = 16;
+
+// Numbers that a network needs for its own use.
+constexpr int64_t network_scratch(int64_t rows, int64_t d) {
+  return whole_tiles(rows) * (d + kDeepest + whole_panels(d) + 3 * kNetworkGap);
 }
 
 // All constants are float32, and so are all sums. `scratch` holds `2 * count` numbers. What may be absent is a null
@@ -89,6 +136,12 @@ struct Kernels {
 
   // `scratch` holds `mixing_scratch` numbers.
   void (*mixing)(const MixingBlock& block, float* scratch);
+
+  // Columns from `start` to `stop`, multiples of kWidestPanel, of a matrix of `whole_panels(columns)`.
+  void (*lay_out_matrix)(const Matrix& matrix, int64_t start, int64_t stop, float* to);
+
+  // to = (slope * (from W_in + share bias)) W_out. `scratch` holds `network_scratch` numbers.
+  void (*network)(const NetworkRows& rows, const Network& net, float* scratch);
 };
 
 // Whether this machine has the instructions of a level, and this build the code.

@@ -270,6 +270,7 @@ void functional_dots(const Vectors& x, const float* g, int64_t g_stride, int64_t
 }
 
 #include "mixing_impl.h"
+#include "network_impl.h"
 
 // `function` for the element type of the vectors, with the same arguments.
 #define DECOMPX_BY_DTYPE(function, vectors, ...)      \
@@ -308,11 +309,20 @@ void mixing_of(const MixingBlock& block, float* scratch) {
   DECOMPX_BY_DTYPE(mixing, block, scratch)
 }
 
+void lay_out_matrix_of(const Matrix& matrix, int64_t start, int64_t stop, float* to) {
+  DECOMPX_BY_DTYPE(lay_out_matrix, matrix, start, stop, to)
+}
+
+void network_of(const NetworkRows& rows, const Network& net, float* scratch) {
+  DECOMPX_BY_DTYPE(network, rows, net, scratch)
+}
+
 #undef DECOMPX_BY_DTYPE
 
 }  // namespace
 
-const Kernels table = {bias_split_of, layernorm_of, activation_of, functional_dots_of, mixing_of};
+const Kernels table = {
+    bias_split_of, layernorm_of, activation_of, functional_dots_of, mixing_of, lay_out_matrix_of, network_of};
 
 }  // namespace DECOMPX_LEVEL
 }  // namespace decompx

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from ..config import DecompXConfig
+from ..linearize.layer import KEEP_BYTES
 from ..ops.products import WIDENED_NUMBERS
 from .blocks import block_length, wide
 from .shape import ModelShape
@@ -54,6 +55,8 @@ class Costs:
         twins: whether the ops that multiply matrices run in plain PyTorch, which makes intermediate results.
         row_twins: whether the ops on single vectors do.
         widens: whether products of half precisions are taken in float32.
+        one_op: whether a plain network is one op, which forms no hidden layer.
+        recorded: whether the linearisation holds all layers (:mod:`..linearize.record`).
     """
 
     shape: ModelShape
@@ -66,6 +69,8 @@ class Costs:
     twins: bool
     row_twins: bool = True
     widens: bool = False
+    one_op: bool = False
+    recorded: bool = False
 
     @property
     def positions(self) -> int:
@@ -85,6 +90,11 @@ class Costs:
         """Whether the first attention is computed from the diagonal of the state."""
         whole = self.shape.layers > 1 or self.keeps_rows
         return whole and self.shape.starts_with_attention and not self.shape.keeps_branch(self.config)
+
+    @property
+    def fused(self) -> bool:
+        """Whether the networks of this model are computed by one op."""
+        return self.one_op and not self.shape.gated
 
     @property
     def item(self) -> int:
@@ -134,7 +144,7 @@ class Costs:
         vectors = int(s.pre_norm)
         if networks or s.normed_branches:
             vectors += (not branch) + (networks > 0 and (branch or networks > 1))
-        hidden = 0 if not networks else s.f * (2 if s.gated and self.config.gate == "half" else 1)
+        hidden = 0 if not networks or self.fused else s.f * (2 if s.gated and self.config.gate == "half" else 1)
         return self.k * (vectors * s.d + hidden)
 
     def operator_width(self) -> int:
@@ -228,7 +238,7 @@ class Costs:
         s = self.shape
         size = s.d * s.f
         if path == "direct":
-            return size * self.cast
+            return 2 * size * (self.cast + self.wide) if self.fused else size * self.cast
         folded = 3 * size * self.wide + 3 * s.d * s.d * self.wide
         return folded + (2 * size * (self.cast + self.item) if self.cast else 0)
 
@@ -236,6 +246,10 @@ class Costs:
         weights = self.weights_bytes(path)
         if path == "direct":
             rows = block_length(self.positions, blocks.direct_rows)
+            if self.fused:  # the slopes, and then the product, for which the weights are laid out anew
+                slopes = rows * self.shape.f * self.constant
+                making, sharing = ACTIVATION_TEMPORARIES * slopes, rows * self.k * SHARING_TEMPORARIES * self.wide
+                return self.shares_bytes() + slopes + max(making, weights + sharing)
             widening = self.widening_bytes(rows * self.k, self.shape.d, self.shape.f)
             return self.shares_bytes() + weights + max(rows * self.direct_row_bytes(), widening)
         rows = block_length(self.positions, blocks.operator_rows)
@@ -252,7 +266,11 @@ class Costs:
         stages = sum(stage in ("encoder", "aggregated") for stage in self.config.stages) * self.shape.layers
         whole = self.config.stage_output == "vector"
         stage = self.state_bytes if whole else self.positions * self.k * self.wide
-        return stages * stage + self.positions * self.shape.d * self.cast
+        return stages * stage + self.positions * self.shape.d * self.cast + self.recorded_bytes()
+
+    def recorded_bytes(self) -> int:
+        """The constants of all layers, where the linearisation holds them."""
+        return min(self.shape.layers * self.layer_bytes(), KEEP_BYTES) if self.recorded else 0
 
     def peak_bytes(self, blocks: Blocks, path: str) -> int:
         """The most that is allocated at one time."""

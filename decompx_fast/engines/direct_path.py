@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 
+import torch
 from torch import Tensor
 
 from ..activations import get_activation, linear_piece
 from ..config import DecompXConfig
 from ..linearize.layer import Attention, FeedForward, Norm, Sublayer
-from .blocks import Workspace, carve, matmul
-from .sharing import PendingBias, Sharing
+from ..ops import network, network_is_fused
+from .blocks import Workspace, carve, matmul, wide
+from .sharing import KNOWN_BEFORE, PendingBias, Sharing
 
 
 def finish_sublayer_(
@@ -77,7 +79,8 @@ def _branch(
     """What the feed-forward networks of a sublayer add to the residual stream, together with ``branch``, and the bias
     that is still to be shared by it (where it comes from one network alone)."""
     shape = x.shape[:-1]
-    widths = branch_widths(x.shape[-1], networks, config, pre_norm is not None, branch is not None)
+    one_op = is_one_op(config, x.device, x.dtype, sharing.backend) and all(op.value is None for op in networks)
+    widths = branch_widths(x.shape[-1], networks, config, pre_norm is not None, branch is not None, one_op)
     buffers = workspace.take(*((*shape, width) for width in widths))
     fresh = branch is None  # nothing in it yet
     branch = buffers.pop(0) if branch is None else branch
@@ -101,7 +104,7 @@ def _branch(
 
 
 def branch_widths(
-    d: int, networks: list[FeedForward], config: DecompXConfig, has_pre_norm: bool, has_branch: bool
+    d: int, networks: list[FeedForward], config: DecompXConfig, has_pre_norm: bool, has_branch: bool, one_op: bool
 ) -> list[int]:
     """Widths of the buffers that the branch of a sublayer takes at each position and source, the state aside."""
     widths = [] if has_branch else [d]
@@ -109,10 +112,16 @@ def branch_widths(
         widths.append(d)
     if networks:
         widths.append(d if has_branch or len(networks) > 1 else 0)
+    if networks and not one_op:
         most = max(op.w_in.shape[1] for op in networks)
         halved = config.gate == "half" and any(op.value is not None for op in networks)
         widths += [most, most] if halved else [most]
     return widths
+
+
+def is_one_op(config: DecompXConfig, device: torch.device, dtype: torch.dtype, backend: str) -> bool:
+    """Whether plain networks on a state of this dtype are computed by one op, which forms no hidden layer."""
+    return config.activation != "linear" and config.bias in KNOWN_BEFORE and network_is_fused(device, dtype, backend)
 
 
 def feed_forward(
@@ -123,10 +132,24 @@ def feed_forward(
     Args:
         u: ``[1, p, k, d]``, contiguous; left as it is.
         op: with its constants at these positions, ``[1, p, f]``.
-        hidden: one buffer of the size of ``[1, p, k, f]``, or two where each factor of a gate gets half.
+        hidden: one buffer of the size of ``[1, p, k, f]``, or two where each factor of a gate gets half; none where the
+            network is one op (:func:`is_one_op`).
         out: ``[1, p, k, d]``.
     """
     slope, intercept = linear_piece(get_activation(op.activation), op.preactivation, config.activation)
+    if not hidden:
+        shared = sharing.shares_before(u, op.w_in, op.b_in)
+        if shared is not None:
+            w_in, w_out = op.w_in.to(u.dtype), op.w_out.to(u.dtype)
+            network(u, w_in, w_out, slope.to(wide(u.dtype)), *shared, out=out, backend="native")
+            return
+        # Rare: a position at a time, so that the memory is not missed that was not set aside.
+        for row in range(u.shape[1]):
+            at = slice(row, row + 1)
+            one = dataclasses.replace(op, preactivation=op.preactivation[:, at])
+            room = u.new_empty(u.shape[2], op.w_in.shape[1])
+            feed_forward(u[:, at], one, config, sharing, [room], out[:, at])
+        return
     shape = (*u.shape[:-1], op.w_in.shape[1])
     a = carve(hidden[0], *shape)
     matmul(u, op.w_in, out=a)

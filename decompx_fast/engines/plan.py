@@ -15,6 +15,7 @@ from ..config import LINEAR_BIAS_RULES, DecompXConfig
 from ..errors import OptionError, PlanError
 from ..ops import native, products, usable
 from .costs import Blocks, Costs, gib
+from .direct_path import is_one_op
 from .memory import available_bytes, default_workspace
 from .shape import ModelShape
 
@@ -39,6 +40,7 @@ def plan(
     workspace_bytes: int | None = None,
     device: torch.device | str = "cpu",
     available: int | None = None,
+    recorded: bool = False,
 ) -> Plan:
     """Plan an explanation by the forward engine.
 
@@ -55,6 +57,7 @@ def plan(
             one source or one row needs more, it takes that.
         device: where it runs.
         available: free bytes there; ``None`` to ask the system.
+        recorded: whether the linearisation will hold what the model multiplied, which then counts too.
 
     Returns:
         The plan; its ``check()`` raises where it does not fit.
@@ -75,6 +78,8 @@ def plan(
         config=config,
         twins=not (kernels or (in_native and n_tokens <= native.MIXED_POSITIONS)),
         row_twins=not (kernels or in_native),
+        one_op=is_one_op(config, device, dtype, backend),
+        recorded=recorded,
         widens=device.type == "cpu" and dtype.itemsize < 4 and products.way(dtype, "large") == "widened",
     )
     chosen = _choose_path(costs, path)

@@ -9,8 +9,11 @@ from torch import Tensor
 
 from ..linearize.layer import Norm
 from ..ops import activation_, add_norm_, bias_shares, bias_split_, functional_dots, layernorm_, vector_shares
-from ..ops.shares import nonzero_sources
+from ..ops.shares import DOT_RULES, nonzero_sources
 from .blocks import wide
+
+#: The rules whose shares can be known before the vectors are formed: dots are linear.
+KNOWN_BEFORE = (*DOT_RULES, "cls", "bias_token", "none")
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,36 @@ class Sharing:
         activation_(a, _to(slope, a), **self._options)  # type: ignore[arg-type]
         if intercept is not None:
             a[..., -1, :] += intercept
+
+    def shares_before(
+        self, u: Tensor, weight: Tensor, bias: Tensor | None
+    ) -> tuple[Tensor | None, Tensor | None] | None:
+        """How a bias will be shared by vectors that are not formed yet, ``a = u W``.
+
+        Args:
+            u: ``[1, p, k, d]``.
+            weight: ``W``, ``[d, f]``.
+            bias: ``[f]`` or ``None``.
+
+        Returns:
+            The bias and the shares ``[1, p, k]`` of the sources, both ``None`` where nothing is to be added; ``None``
+            where only the vectors themselves can tell, since all dots of a position are zero. The rule must be one of
+            :data:`KNOWN_BEFORE`.
+        """
+        # A bias of zeros has dots of zero, and nobody needs to know who gets it.
+        if bias is None or self.rule == "none" or not bool(bias.any()):
+            return None, None
+        dtype = wide(u.dtype)
+        if self.collects or self.rule == "cls":
+            shares = torch.zeros(u.shape[:-1], dtype=dtype, device=u.device)
+            shares[..., -1 if self.collects else 0] = 1
+            return bias.to(dtype), shares
+        functional = (weight.to(dtype) @ bias.to(dtype)).expand(*u.shape[:2], 1, -1)
+        dots = functional_dots(u, functional, backend=self.backend).squeeze(-1)
+        weights = dots if self.rule == "dot" else dots.abs()
+        if bool((weights.sum(-1) == 0).any()):
+            return None
+        return bias.to(dtype), bias_shares(dots, rule=self.rule)  # type: ignore[arg-type]
 
     def shares(self, u: Tensor, bias: Tensor) -> Tensor:
         """``[1, p, k]``, the share of each source by the vectors ``u`` ``[1, p, k, d]``, float32 at least; for every

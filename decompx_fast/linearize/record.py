@@ -42,6 +42,10 @@ DIRECTIONS = 8
 STEP_TOLERANCE = {torch.float64: 1e-11, torch.float32: 1e-5}
 
 
+#: ``(W R)^T`` ``[s, d_in]`` and ``b R`` ``[s]`` of a map.
+Projection = tuple[Tensor, Tensor | None]
+
+
 class NotRecorded(Exception):
     """A product that the model ran in another way, or not at all."""
 
@@ -60,7 +64,7 @@ class _Recorded(Steps):
     """Products as the model computed them; all else is computed, in as few passes as torch can."""
 
     def __init__(self, outputs: Mapping[nn.Module, Tensor | None]) -> None:
-        self.gaps: list[Tensor] = []
+        self.sketches: list[tuple[Tensor, Tensor]] = []  # of each product, what it should be and what it is
         self._outputs = outputs
 
     def multiply(self, map_: Affine, x: Tensor) -> Tensor:
@@ -70,7 +74,7 @@ class _Recorded(Steps):
             raise NotRecorded
         if not x.dtype == y.dtype == weight.dtype or not x.device == y.device == weight.device:
             raise NotRecorded
-        self.gaps.append(product_gap(map_, x, y))
+        self.sketches.append(product_sketches(map_, x, y))
         return y
 
     def normalize(self, spec: NormSpec, x: Tensor) -> tuple[Norm, Tensor]:
@@ -164,7 +168,9 @@ class Record:
         layer = linearize_layer(self._layers[index], index, x.detach(), steps)
         if layer.output.shape != state.shape:
             return
-        gap = torch.stack([*steps.gaps, row_gap(layer.output, state)]).max().item()
+        # All products of the layer at once: what takes time here is the number of operations, not their size.
+        expected, found = map(torch.stack, zip(*steps.sketches, strict=True))
+        gap = torch.maximum(row_gap(expected, found), row_gap(layer.output, state)).item()
         self._last_mark = _Mark(state, state._version, _sketch(state))
         if not gap <= STEP_TOLERANCE[x.dtype]:
             _forget(self._layers[index])
@@ -186,23 +192,17 @@ class Record:
         self._held.pop(index, None)
 
 
-def product_gap(map_: Affine, x: Tensor, y: Tensor) -> Tensor:
-    """How far ``y`` is from ``x W + b``: ``|y R - (x (W R) + b R)| / |y R|``, the largest of all rows.
+def product_sketches(map_: Affine, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """What ``y R`` should be if ``y`` is ``x W + b``, which is ``x (W R) + b R``, and what it is; ``[..., s]`` each.
 
     Args:
         map_: with its module.
         x, y: ``[..., d_in]`` and ``[..., d_out]``, of the dtype of the weight.
 
-    Returns:
-        A number on the device.
-
     Source: Freivalds, Probabilistic machines can use less running time (1977); the module's docstring has the odds.
     """
-    expected = x @ _projected(map_).T  # [..., s]
-    directions = _directions(map_.weight.shape[1], y.dtype, y.device)
-    if map_.bias is not None:
-        expected += directions @ map_.bias
-    return row_gap(expected, y @ directions.T)
+    expected = F.linear(x, *_projected(map_))
+    return expected, _sketch(y)
 
 
 def row_gap(ours: Tensor, theirs: Tensor) -> Tensor:
@@ -221,7 +221,7 @@ def _maps(layer: LayerSpec) -> Iterator[Affine]:
 
 
 def _sketch(state: Tensor) -> Tensor:
-    return state.detach() @ _directions(state.shape[-1], state.dtype, state.device).T
+    return F.linear(state.detach(), _directions(state.shape[-1], state.dtype, state.device))
 
 
 @functools.lru_cache(maxsize=64)
@@ -232,27 +232,30 @@ def _directions(n_out: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     return directions.to(device, dtype)
 
 
-#: ``(W R)^T`` by module, with what tells that the weight is still the same. To read all weights for these few numbers
-#: takes a third of a forward pass of a short text, so they are kept for the next one. A weight that is changed behind
-#: torch's back makes its check fail; then they are forgotten.
-_projections: WeakKeyDictionary[nn.Module, tuple[tuple[int, ...], Tensor]] = WeakKeyDictionary()
+#: ``(W R)^T`` and ``b R`` by module, with what tells that weight and bias are still the same. To read all weights for
+#: these few numbers takes a third of a forward pass of a short text, so they are kept for the next one. A weight that
+#: is changed behind torch's back makes its check fail; then they are forgotten.
+_projections: WeakKeyDictionary[nn.Module, tuple[tuple[object, ...], Projection]] = WeakKeyDictionary()
 
 
-def _projected(map_: Affine) -> Tensor:
-    """``(W R)^T`` ``[s, d_in]``."""
-    weight, module = map_.weight, map_.module
+def _projected(map_: Affine) -> Projection:
+    """``(W R)^T`` ``[s, d_in]`` and ``b R`` ``[s]``."""
+    module = map_.module
     assert module is not None
-    # R^T W^T, with the weight as a linear layer stores it, is many times faster than W R.
-    directions = _directions(weight.shape[1], weight.dtype, weight.device)
-    if weight.is_inference():
-        return directions @ weight.T
-    state = (weight.data_ptr(), weight._version, *weight.shape)
+    parts = [map_.weight] if map_.bias is None else [map_.weight, map_.bias]
+    if any(part.is_inference() for part in parts):
+        return _project(map_)
+    state = (map_.weight.dtype, *((part.data_ptr(), part._version, *part.shape) for part in parts))
     known = _projections.get(module)
-    if known is not None and known[0] == state and known[1].dtype == weight.dtype:
-        return known[1]
-    projected = directions @ weight.T
-    _projections[module] = (state, projected)
-    return projected
+    if known is None or known[0] != state:
+        known = _projections[module] = (state, _project(map_))
+    return known[1]
+
+
+def _project(map_: Affine) -> Projection:
+    # R^T W^T, with the weight as a linear layer stores it, is many times faster than W R.
+    directions = _directions(map_.weight.shape[1], map_.weight.dtype, map_.weight.device)
+    return directions @ map_.weight.T, None if map_.bias is None else directions @ map_.bias
 
 
 def _forget(layer: LayerSpec) -> None:

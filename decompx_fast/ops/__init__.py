@@ -12,6 +12,8 @@ from .functional_dots import MOST_FUNCTIONALS, functional_dots
 from .launches import use_launches
 from .layernorm import layernorm_
 from .mixing import Precision, mixing
+from .network import is_fused as network_is_fused
+from .network import network
 from .position_apply import position_apply
 from .position_operator import FrozenNorm, fold_norm_in, fold_norm_out, position_operator
 from .registry import add_backend, backend_names, usable
@@ -34,6 +36,8 @@ __all__ = [
     "functional_dots",
     "layernorm_",
     "mixing",
+    "network",
+    "network_is_fused",
     "position_apply",
     "position_operator",
     "usable",

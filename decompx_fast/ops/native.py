@@ -2,7 +2,8 @@
 
 They take float32 and bfloat16, sum in float32, and run on PyTorch's own threads. One library holds them for several
 instruction sets and takes the widest that the processor has; ``DECOMPX_FAST_CPU_LEVEL`` names another. Products with
-weights are left to PyTorch's libraries; the mixing of short inputs is not, since these want each head's values moved
+weights are left to PyTorch's libraries, except those of a feed-forward network, whose hidden layer need then not leave
+the cache; so is the mixing of long inputs, but not of short ones, since a library wants each head's values moved
 together.
 """
 
@@ -137,6 +138,21 @@ def mixing(
 ) -> None:
     """:func:`decompx_fast.ops.mixing` on checked arguments; the products are exact, whatever ``precision`` allows."""
     torch.ops.decompx_fast_native.mixing(out, alpha, p, causal, window, offset)
+
+
+def network(
+    out: Tensor, u: Tensor, w_in: Tensor, w_out: Tensor, slope: Tensor, bias: Tensor | None, shares: Tensor | None
+) -> None:
+    """:func:`decompx_fast.ops.network` on checked arguments."""
+    d, f = w_in.shape
+    packed = torch.empty(d * _whole_panels(f) + f * _whole_panels(d), dtype=torch.float32)
+    bias = None if bias is None else bias.to(torch.float32)
+    torch.ops.decompx_fast_native.network(out, u, w_in, w_out, slope.to(torch.float32), bias, shares, packed)
+
+
+def _whole_panels(width: int) -> int:
+    """``whole_panels`` of csrc/cpu/rows.h."""
+    return -(-width // 32) * 32
 
 
 def _constants(t: Tensor | None, x: Tensor) -> Tensor | None:

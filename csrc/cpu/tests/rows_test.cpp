@@ -183,6 +183,57 @@ void test_mixing(const Kernels& kernels, int64_t n_i, int64_t n_j, int64_t n_k, 
   }
 }
 
+// A network on rows of two halves, each a thread's.
+void test_network(const Kernels& kernels, int64_t rows, int64_t d, int64_t f, bool biased, bool transposed, Dtype dtype) {
+  const State u(1, rows, d, dtype, random_numbers(rows * d));
+  const State in(1, transposed ? f : d, transposed ? d : f, dtype, random_numbers(d * f));
+  const State back(1, transposed ? d : f, transposed ? f : d, dtype, random_numbers(d * f));
+  const auto slope = random_numbers(rows * f), bias = random_numbers(f), shares = random_numbers(rows);
+  State out(1, rows, d, dtype, std::vector<float>(rows * d, NAN));
+  const auto lay_out = [&](const State& w, int64_t n, int64_t m, std::vector<float>& to) {
+    const Matrix matrix{w.data.get(), n, m, transposed ? 1 : w.stride, transposed ? w.stride : 1, dtype};
+    for (int64_t j = 0; j < whole_panels(m); j += kWidestPanel) {
+      kernels.lay_out_matrix(matrix, j, j + kWidestPanel, to.data());
+    }
+  };
+  std::vector<float> w_in(d * whole_panels(f)), w_out(f * whole_panels(d));
+  lay_out(in, d, f, w_in);
+  lay_out(back, f, d, w_out);
+  const Network net{w_in.data(), w_out.data(), biased ? bias.data() : nullptr, d, f};
+  in_threads(2, [&](int64_t half) {
+    const int64_t start = half ? rows / 2 : 0, count = half ? rows - rows / 2 : rows / 2;
+    std::vector<const void*> from;
+    std::vector<void*> to;
+    std::vector<const float*> slopes;
+    for (int64_t r = start; r < start + count; ++r) {
+      from.push_back(u.data.get() + r * u.stride * u.size());
+      to.push_back(out.data.get() + r * out.stride * out.size());
+      slopes.push_back(slope.data() + r * f);
+    }
+    std::vector<float> scratch(network_scratch(count, d));
+    if (count) {
+      kernels.network(
+          {from.data(), to.data(), slopes.data(), shares.data() + start, count, dtype}, net, scratch.data());
+    }
+  });
+  for (int64_t r = 0; r < rows; ++r) {
+    std::vector<double> hidden(f);
+    for (int64_t j = 0; j < f; ++j) {
+      for (int64_t c = 0; c < d; ++c) hidden[j] += u.get(r, c) * (transposed ? in.get(j, c) : in.get(c, j));
+      if (biased) hidden[j] += static_cast<double>(shares[r]) * bias[j];
+      hidden[j] *= slope[r * f + j];
+    }
+    for (int64_t c = 0; c < d; ++c) {
+      double expected = 0, size = 0;
+      for (int64_t j = 0; j < f; ++j) {
+        const double part = hidden[j] * (transposed ? back.get(c, j) : back.get(j, c));
+        expected += part, size += std::fabs(part);
+      }
+      compare("network", out.get(r, c) / (1 + size), expected / (1 + size), dtype);
+    }
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -198,6 +249,13 @@ int main() {
           for (int64_t v : {1, 8, 20, 32, 33}) {
             for (bool masked : {false, true}) test_mixing(kernels(level), n, n + 3, k, v, masked, dtype);
           }
+        }
+      }
+      for (int64_t rows : {1, 2, 13, 26}) {
+        for (bool flag : {false, true}) {
+          for (int64_t d : {1, 16, 33}) test_network(kernels(level), rows, d, 70 - d, flag, !flag, dtype);
+          test_network(kernels(level), rows, 200, 400, flag, flag, dtype);
+          test_network(kernels(level), rows, 800, 9, true, flag, dtype);
         }
       }
     }

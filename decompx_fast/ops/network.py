@@ -1,0 +1,119 @@
+"""``network``: a feed-forward network with its activation linearised, on every source, as one op."""
+
+import torch
+from torch import Tensor
+
+from ..errors import InputError
+from . import checks, native, products, registry
+from .shares import accumulation_dtype
+
+#: The instruction set for which ``network`` is measured to be faster than three ops: products of float32 by PyTorch's
+#: libraries, and of bfloat16 by widening.
+FASTER_LEVEL = "avx2"
+
+
+def network(
+    u: Tensor,
+    w_in: Tensor,
+    w_out: Tensor,
+    slope: Tensor,
+    bias: Tensor | None = None,
+    shares: Tensor | None = None,
+    *,
+    out: Tensor | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """``out[i,k] = (slope[i] * (u[i,k] W_1 + omega[i,k] bias)) W_2``: what a network gives, less its last bias.
+
+    Natively the hidden layer stays in the cache, in float32, whatever the dtype of ``u``.
+
+    Args:
+        u: ``[b, i, k, d]``, float32, float64, bfloat16 or float16; last axis contiguous, other strides free.
+        w_in, w_out: ``[d, f]`` and ``[f, d]``, dtype of ``u``, any strides.
+        slope: ``[b, i, f]``, the activation's slope at each position; dtype of ``u``, or float32.
+        bias: ``[f]`` or ``None``; dtype of ``u`` or float32.
+        shares: ``[b, i, k]``, each source's share ``omega`` of ``bias``; float32, or float64 for a float64 ``u``.
+            With ``bias``, and only then.
+        out: like ``u``, not overlapping it; allocated if ``None``.
+        backend: ``auto``, ``native`` or ``torch``.
+
+    Returns:
+        ``[b, i, k, d]``, the dtype of ``u``.
+
+    Raises:
+        InputError: for a tensor that does not fit.
+        BackendError: if the named backend cannot be used, with the reason.
+
+    Source: Modarressi et al., ACL 2023, section 3 (feed-forward network), equations 8 to 10.
+    """
+    op = "network"
+    checks.tensor(op, "u", u, "b i k d")
+    checks.tensor(op, "w_in", w_in, "d f")
+    (b, i, k, d), f, wide = u.shape, w_in.shape[1], accumulation_dtype(u.dtype)
+    if (bias is None) != (shares is None):
+        missing = "bias" if bias is None else "shares"
+        raise InputError(f"{op}: `{missing}` is None; `bias` and `shares` are given together, or neither")
+    for name, weight, sizes in (("w_in", w_in, [d, f]), ("w_out", w_out, [f, d])):
+        checks.shape(op, name, weight, [sizes], "d of `u` and f of `w_in`")
+        checks.dtype(op, name, weight, (u.dtype,), "that of `u`")
+    for name, constant, sizes in (("slope", slope, [b, i, f]), ("bias", bias, [f]), ("shares", shares, [b, i, k])):
+        if constant is not None:
+            checks.shape(op, name, constant, [sizes], "b, i and k of `u`, f of `w_in`")
+            checks.dtype(
+                op, name, constant, (wide,) if name == "shares" else (u.dtype, wide), "that of `u`, or float32"
+            )
+            checks.contiguous_last(op, name, constant)
+    checks.contiguous_last(op, "u", u)
+    out = torch.empty_like(u, memory_format=torch.contiguous_format) if out is None else out
+    checks.like_state(op, "out", out, u)
+    checks.writable(op, "out", out)
+    checks.devices(op, u=u, w_in=w_in, w_out=w_out, slope=slope, bias=bias, shares=shares, out=out)
+    if out.numel():
+        _network(out, u, w_in, w_out, slope, bias, shares, backend)
+    return out
+
+
+def is_fused(device: torch.device | str, dtype: torch.dtype, backend: str = "auto") -> bool:
+    """Whether ``network`` is what an engine should call: where it has a kernel that is faster than three ops.
+
+    The same in every run on a machine: it is not measured anew.
+    """
+    device = torch.device(device)
+    if backend not in ("auto", "native") or dtype not in native.DTYPES or not registry.usable("native", device)[0]:
+        return False
+    if backend == "native":
+        return True
+    return native.level() == FASTER_LEVEL and (dtype is torch.float32 or products.way(dtype, "large") == "widened")
+
+
+@torch.library.custom_op("decompx_fast::network", mutates_args=("out",))
+def _network(
+    out: Tensor,
+    u: Tensor,
+    w_in: Tensor,
+    w_out: Tensor,
+    slope: Tensor,
+    bias: Tensor | None,
+    shares: Tensor | None,
+    backend: str,
+) -> None:
+    checks.no_overlap("network", "out", out, "u", u)
+    compute = registry.select("network", backend, u.device, limits={"native": native.limit(u.dtype)})
+    compute(out, u, w_in, w_out, slope, bias, shares)
+
+
+_network.register_fake(registry.writes_only)
+registry.implements("network", "native")(native.network)
+
+
+@registry.implements("network", "torch")
+def network_torch(
+    out: Tensor, u: Tensor, w_in: Tensor, w_out: Tensor, slope: Tensor, bias: Tensor | None, shares: Tensor | None
+) -> None:
+    """The twin, on checked arguments: the hidden layer is formed whole."""
+    wide = accumulation_dtype(u.dtype)
+    hidden = u.to(wide) @ w_in.to(wide)
+    if bias is not None and shares is not None:
+        hidden.addcmul_(shares.unsqueeze(-1), bias.to(wide))
+    hidden *= slope.to(wide).unsqueeze(2)
+    out.copy_(hidden @ w_out.to(wide))
