@@ -8,12 +8,14 @@ on contiguous inputs.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from conftest import DTYPES, rotating
 
 from decompx_fast import ops
-from decompx_fast.ops import FrozenNorm
+from decompx_fast.ops import FrozenNorm, products
 
 D, F, HEADS = 768, 3072, 12
 #: Positions, sources: a state of 48 MiB on a CPU, of 384 MiB in bfloat16 on a GPU.
@@ -143,6 +145,53 @@ def test_mixing_by_the_vendor(record, device, dtype):
         op="mixing (vendor bmm)",
         shape=f"N={n} K={k} width={D}",
     )
+
+
+def test_network(record, device, dtype):
+    """A feed-forward network on every source, its hidden layer linearised; as one op where that is faster."""
+    dtype = DTYPES[dtype]
+    state, constants = State(device, dtype), network_constants(device, dtype)
+    out = torch.empty(state.shape, device=device, dtype=dtype)
+    if not ops.network_is_fused(device, dtype):
+        pytest.skip("three ops are taken here")
+    record(lambda: ops.network(state.next(), *constants, out=out), op="network", **network_costs(state, dtype))
+
+
+def test_network_by_three_ops(record, device, dtype):
+    """The same as a product, the activation, and another product."""
+    dtype = DTYPES[dtype]
+    state, (w_in, w_out, slope, bias, _) = State(device, dtype), network_constants(device, dtype)
+    out = torch.empty(state.shape, device=device, dtype=dtype)
+    hidden = torch.empty(*state.shape[:3], F, device=device, dtype=dtype)
+
+    def run() -> None:
+        products.multiply(state.next().flatten(0, 2), w_in, out=hidden.flatten(0, 2))
+        ops.activation_(hidden, slope, bias)
+        products.multiply(hidden.flatten(0, 2), w_out, out=out.flatten(0, 2))
+
+    record(run, op="network (three ops)", **network_costs(state, dtype))
+
+
+def network_constants(device: str, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+    n, k = SIZES[device]
+    # As linear layers store them.
+    w_in = (randn(F, D, device=device, dtype=dtype) / D**0.5).T
+    w_out = (randn(D, F, device=device, dtype=dtype) / F**0.5).T
+    slope, shares = torch.rand(1, n, F, device=device), torch.rand(1, n, k, device=device)
+    return w_in, w_out, slope.to(dtype), 1e-3 * randn(F, device=device, dtype=dtype), shares
+
+
+def network_costs(state: State, dtype: torch.dtype) -> dict[str, Any]:
+    rows = state.n * state.k
+    nbytes = 2 * state.nbytes + 2 * D * F * dtype.itemsize
+    # Seconds, and less to be moved than a cache loses, so few rounds do.
+    return {
+        "flops": 4 * rows * D * F,
+        "bytes_": nbytes,
+        "dtype": dtype,
+        "rounds": 3,
+        "shape": f"{state.about['shape']} f={F}",
+    }
 
 
 def test_position_operator(record, device, dtype):

@@ -116,6 +116,22 @@ def explain_table(rows: list[Row]) -> list[str]:
     return lines
 
 
+def turns_table(rows: list[Row]) -> list[str]:
+    lines = [
+        "| model | layers | dtype | N | turns | released pattern s | this s | times faster, by the median (by turn) |",
+        "| --- | ---: | --- | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for row in rows:
+        ratios = [released / own for released, own in zip(row["released_s"], row["own_s"], strict=True)]
+        released = statistics.median(row["released_s"])
+        by_turn = ", ".join(f"{ratio:.2f}" for ratio in ratios)
+        lines.append(
+            f"| {row['shape']} | {row['layers']} | {row['dtype']} | {row['positions']} | {len(ratios)} | "
+            f"{released:.2f} | {row['median_s']:.2f} | {released / row['median_s']:.2f} ({by_turn}) |"
+        )
+    return lines
+
+
 def sentences_table(rows: list[Row]) -> list[str]:
     lines = [
         "| model | dtype | sentences | tokens each | sentences/s | median s | floor s | of the ceiling |",
@@ -138,16 +154,20 @@ def span(rates: list[float]) -> str:
 def markdown(result: dict[str, Any]) -> str:
     kernels = [row for row in result["rows"] if "op" in row]
     whole = [row for row in result["rows"] if "engine" in row]
+    turns = [row for row in result["rows"] if "released_s" in row]
     sentences = [row for row in result["rows"] if "sentences" in row]
     versions = ", ".join(f"{name} {value}" for name, value in result["versions"].items() if value)
     lines = [f"# {result['device']}", "", f"Python {result['python']}, {versions}; commit {result['commit']}.", ""]
     for dtype in sorted({row["dtype"] for row in result["rows"]}):
         rates = [row["matmul_flops_per_s"] / 1e9 for row in result["rows"] if row["dtype"] == dtype]
-        lines.append(f"Ceiling of arithmetic, {dtype}: {span(rates)} GFLOP/s (a large product, before each benchmark).")
+        lines.append(
+            f"Ceiling of arithmetic, {dtype}: {span(rates)} GFLOP/s (a large product, before and after each benchmark)."
+        )
     rates = [row["copy_bytes_per_s"] / 1e9 for row in result["rows"]]
-    lines.append(f"Ceiling of memory: {span(rates)} GB/s (a large copy, before each benchmark).")
+    lines.append(f"Ceiling of memory: {span(rates)} GB/s (a large copy, beside each benchmark).")
     lines += ["", "## Ops", "", *kernels_table(kernels)] if kernels else []
     lines += ["", "## Whole explanations", "", *explain_table(whole)] if whole else []
+    lines += ["", "## Against the released pattern, taking turns", "", *turns_table(turns)] if turns else []
     lines += ["", "## Sentences", "", *sentences_table(sentences)] if sentences else []
     return "\n".join(lines) + "\n"
 
