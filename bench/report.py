@@ -160,9 +160,7 @@ def markdown(result: dict[str, Any]) -> str:
     lines = [f"# {result['device']}", "", f"Python {result['python']}, {versions}; commit {result['commit']}.", ""]
     for dtype in sorted({row["dtype"] for row in result["rows"]}):
         rates = [row["matmul_flops_per_s"] / 1e9 for row in result["rows"] if row["dtype"] == dtype]
-        lines.append(
-            f"Ceiling of arithmetic, {dtype}: {span(rates)} GFLOP/s (a large product, before and after each benchmark)."
-        )
+        lines.append(f"Ceiling of arithmetic, {dtype}: {span(rates)} GFLOP/s (a large product, beside each benchmark).")
     rates = [row["copy_bytes_per_s"] / 1e9 for row in result["rows"]]
     lines.append(f"Ceiling of memory: {span(rates)} GB/s (a large copy, beside each benchmark).")
     lines += ["", "## Ops", "", *kernels_table(kernels)] if kernels else []
