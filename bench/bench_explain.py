@@ -71,7 +71,7 @@ def has_bfloat16() -> bool:
     return products.way(torch.bfloat16, "large") == "torch"
 
 
-def dtypes(on_cuda: bool, engine: str = "forward", n: int = 0) -> tuple[str, ...]:
+def dtypes(on_cuda: bool, engine: str, n: int) -> tuple[str, ...]:
     halves = engine == "forward" and (
         on_cuda or (n <= HALF_POSITIONS and (has_bfloat16() or network_is_fused("cpu", BF16)))
     )
@@ -85,7 +85,8 @@ LONG_FLOPS = {"cpu": 1e12, "cuda": 1e16}
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     on_cuda = metafunc.config.getoption("--device") == "cuda"
     if "turns" in metafunc.fixturenames:
-        cases = [(*case, dtype) for case in TURNS["cuda" if on_cuda else "cpu"] for dtype in dtypes(on_cuda, n=case[1])]
+        halves = ("bfloat16",) if on_cuda or has_bfloat16() else ()
+        cases = [(*case, dtype) for case in TURNS["cuda" if on_cuda else "cpu"] for dtype in ("float32", *halves)]
         metafunc.parametrize(("shape", "n", "turns", "dtype"), cases)
     if "engine" not in metafunc.fixturenames:
         return

@@ -203,6 +203,13 @@ def test_network_is_accurate(level, shape, dtype, biased, transposed):
     assert_accurate(*results, formulas.network(u, w_in, w_out, slope, bias, shares), times=4)
 
 
+def test_network_without_a_hidden_layer_gives_nothing(level):
+    u, none = random(1, 3, 70, 8).cpu(), torch.zeros(8, 0)
+    out = torch.full_like(u, NAN)
+    assert ops.network(u, none, none.T, torch.zeros(1, 3, 0), out=out, backend="native").eq(0).all()
+    assert ops.network(u[:, :0], none, none.T, torch.zeros(1, 0, 0), backend="native").shape == (1, 0, 70, 8)
+
+
 def test_network_keeps_nan_to_its_row(level):
     u, w_in, w_out, slope = (t.cpu() for t in (random(1, 2, 9, 5), random(5, 7), random(7, 5), random(1, 2, 7)))
     expected = ops.network(u, w_in, w_out, slope, backend="native")

@@ -151,6 +151,8 @@ def test_empty_sums_are_zero(backend):
     assert ops.mixing(zeros(1, 1, 3, 0), zeros(1, 0, 5, 1, 8), backend=backend).eq(0).all()
     assert ops.position_apply(zeros(1, 1, 5, 0), zeros(1, 1, 0, 6), backend=backend).eq(0).all()
     assert ops.functional_dots(zeros(1, 1, 5, 0), zeros(1, 1, 2, 0), backend=backend).eq(0).all()
+    if backend == "torch":
+        assert ops.network(zeros(1, 1, 5, 8) + 1, zeros(8, 0), zeros(0, 8), zeros(1, 1, 0), backend=backend).eq(0).all()
     no_hidden = ops.position_operator(zeros(1, 1, 0), zeros(8, 0), zeros(0, 8), backend=backend)
     assert torch.equal(no_hidden[0, 0], torch.eye(8))
 

@@ -8,7 +8,9 @@ import pytest
 import synthetic
 import torch
 from live_bytes import LiveBytes
+from transformers import BertConfig, BertForSequenceClassification
 
+from decompx_fast import DecompX
 from decompx_fast.config import DecompXConfig
 from decompx_fast.engines import forward
 from decompx_fast.engines.blocks import Workspace, blocks
@@ -76,6 +78,19 @@ def test_plan_foretells_the_peak_of_layer_shapes(layers, dtype):
     linearization = synthetic.of_shape(layers, n=48, d=96, f=384, heads=8, dtype=constants)
     peak, foretold = measure(linearization, DecompXConfig(gate="half"), dtype=dtype, workspace_bytes=4 * MIB)
     assert foretold.peak_bytes == pytest.approx(peak, rel=0.1)
+
+
+def test_plan_of_a_short_text_has_room_for_what_is_recorded():
+    config = BertConfig(hidden_size=192, num_attention_heads=6, intermediate_size=768, num_hidden_layers=6)
+    explainer = DecompX(BertForSequenceClassification(config).eval(), engine="forward")
+    ids = list(range(5, 45))
+    explainer.explain(ids)  # races and projections, which are run once
+    counter = LiveBytes()
+    with counter:
+        explainer.explain(ids)
+    foretold = explainer.plan(len(ids))
+    assert foretold.costs.recorded_bytes() > 0.2 * foretold.peak_bytes
+    assert 0.7 * foretold.peak_bytes < counter.peak < 1.1 * foretold.peak_bytes
 
 
 @pytest.mark.parametrize("path", ["direct", "operator"])
@@ -174,8 +189,6 @@ def test_plan_refuses_paths_that_are_not_there(options, words):
 
 
 def test_shape_of_a_model_that_has_not_run_is_that_of_one_that_has():
-    from transformers import BertConfig, BertForSequenceClassification
-
     config = BertConfig(
         vocab_size=60, hidden_size=12, num_hidden_layers=3, num_attention_heads=3, intermediate_size=20, num_labels=3
     )

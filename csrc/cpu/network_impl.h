@@ -91,6 +91,7 @@ void network(const NetworkRows& rows, const Network& net, float* scratch) {
       std::memset(to, 0, d * sizeof(float));
     }
   }
+  if (!net.f) std::memset(sums, 0, count * sums_stride * sizeof(float));
   for (int64_t start = 0; start < net.f; start += kDepth) {
     const int64_t width = least(net.f - start, kDepth), panels = (width + kPanel - 1) / kPanel;
     for (int64_t first = 0; first < d; first += kDepth) {

@@ -326,8 +326,8 @@ def linearize(
             for all others.
         record: make the layers of what the model multiplies while it runs (:mod:`.record`), instead of computing
             each a second time from its weights. Sooner done, but the constants of several layers are held, up to
-            :data:`.layer.KEEP_BYTES`, and the states within each layer; for the adjoint engine, which needs them all.
-            Of no effect where the model computes in another dtype than ``dtype``.
+            :data:`.layer.KEEP_BYTES`, and the states within each layer; for the adjoint engine, which needs them all,
+            and for short inputs. Of no effect where the model computes in another dtype than ``dtype``.
 
     Returns:
         The linearisation; its layers are computed and checked as they are iterated.
