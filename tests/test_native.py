@@ -208,6 +208,12 @@ def test_network_without_a_hidden_layer_gives_nothing(level):
     out = torch.full_like(u, NAN)
     assert ops.network(u, none, none.T, torch.zeros(1, 3, 0), out=out, backend="native").eq(0).all()
     assert ops.network(u[:, :0], none, none.T, torch.zeros(1, 0, 0), backend="native").shape == (1, 0, 70, 8)
+    # The operator itself, which what is traced calls, takes what is empty too.
+    for empty in (torch.zeros(1, 0, 5, 8), torch.zeros(1, 3, 0, 8), torch.zeros(1, 3, 5, 0)):
+        w = torch.zeros(empty.shape[3], 7)
+        torch.ops.decompx_fast.network(
+            empty.clone(), empty, w, w.T.contiguous(), torch.zeros(1, empty.shape[1], 7), None, None, "native"
+        )
 
 
 def test_network_keeps_nan_to_its_row(level):

@@ -19,6 +19,7 @@ SCALE = zeros(2, 3) + 1
 ALPHA, P = zeros(2, 4, 3, 6), zeros(2, 6, 5, 2, 8)
 THETA, W_IN, W_OUT = zeros(2, 3, 7), zeros(8, 7), zeros(7, 8)
 T = zeros(2, 3, 8, 6)
+SHARED = zeros(240)
 BACKWARDS = zeros(2, 3, 8, 5).transpose(2, 3)
 
 CASES = [
@@ -67,9 +68,18 @@ CASES = [
     ),
     (
         lambda: ops.network(X, W_IN, W_OUT, THETA, zeros(7), zeros(2, 3, 5).half()),
-        "`shares` is torch.float16; allowed: torch.float32",
+        "`shares` is torch.float16; allowed: torch.float32 (float32, or float64 for a `u` of float64)",
     ),
     (lambda: ops.network(X, W_IN, W_OUT, THETA, out=X), "network: `out` overlaps `u` in memory"),
+    (lambda: ops.network(X, W_IN, W_OUT, SHARED[:42].view(2, 3, 7), out=SHARED.view_as(X)), "`out` overlaps `slope`"),
+    (
+        lambda: ops.network(X, W_IN, W_OUT, THETA, out=X[:, :2]),
+        "`out` has shape [2, 2, 5, 8]; allowed: [2, 3, 5, 8] (that of `u`)",
+    ),
+    (lambda: ops.network(X, W_IN, None, THETA), "network: `w_out` is NoneType; it must be a tensor [7, 8]"),
+    (lambda: ops.network(X, W_IN, W_OUT, None), "network: `slope` is NoneType; it must be a tensor [2, 3, 7]"),
+    (lambda: ops.add_norm_(X, X.clone(), None, 1.0), "add_norm_: `scale` is float; it must be a tensor [2, 3]"),
+    (lambda: ops.activation_(X, None), "activation_: `slope` is NoneType; it must be a tensor [2, 3, 8]"),
     (lambda: ops.network(BACKWARDS, W_IN, W_OUT, THETA), "`u` has strides [120, 40, 1, 5]; its last axis must"),
     (lambda: ops.mixing(ALPHA, P[:, :5]), "mixing: `p` has shape [2, 5, 5, 2, 8]; allowed: [2, 6, 5, 2, 8]"),
     (lambda: ops.mixing(ALPHA, P.half()), "`p` is torch.float16; allowed: torch.float32 (that of `alpha`)"),

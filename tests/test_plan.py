@@ -63,6 +63,23 @@ def test_plan_foretells_the_peak(batch, n, n_sources, workspace, dtype, path):
     assert foretold.peak_bytes == pytest.approx(peak, rel=0.1)
 
 
+@pytest.mark.skipif(not products.has_onednn(), reason="this build of PyTorch has no oneDNN")
+@pytest.mark.parametrize("path", ["direct", "operator"])
+@pytest.mark.parametrize(
+    ("batch", "n", "backend"), [(2, 40, "auto"), (1, 160, "auto"), (2, 40, "torch"), (1, 160, "torch")]
+)
+def test_plan_foretells_the_peak_where_products_are_made_apart(batch, n, backend, path):
+    with products.forced_way("onednn"):
+        peak, foretold = measure(
+            model(torch.float32, batch=batch, n=n),
+            DecompXConfig(),
+            path=path,
+            backend=backend,
+            workspace_bytes=16 * MIB,
+        )
+    assert foretold.peak_bytes == pytest.approx(peak, rel=0.1)
+
+
 @pytest.mark.parametrize("rule", ["abssim", "equal", "bias_token", "none"])
 @pytest.mark.parametrize("options", [{}, {"variant": "released", "activation": "linear"}, {"stages": ("encoder",)}])
 def test_plan_foretells_the_peak_of_options(rule, options):

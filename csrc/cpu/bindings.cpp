@@ -344,6 +344,7 @@ void network(
     STD_TORCH_CHECK(dtype_of(*w, "a weight") == u.dtype, "weights must have the dtype of u");
   }
   const int64_t d = u.sizes[3], f = w_in.size(1);
+  if (!d || !u.sizes[2] || !u.positions()) return;
   check_size(w_in, "w_in", 0, d);
   check_size(w_out, "w_out", 0, f);
   check_size(w_out, "w_out", 1, d);

@@ -14,7 +14,7 @@ import torch
 
 from ..config import DecompXConfig
 from ..linearize.layer import KEEP_BYTES
-from ..ops.products import WIDENED_NUMBERS
+from ..ops.products import COPIED_NUMBERS, WIDENED_NUMBERS
 from .blocks import block_length, wide
 from .shape import ModelShape
 
@@ -55,6 +55,7 @@ class Costs:
         twins: whether the ops that multiply matrices run in plain PyTorch, which makes intermediate results.
         row_twins: whether the ops on single vectors do.
         widens: whether products of half precisions are taken in float32.
+        copies: whether a library makes the results of products apart.
         one_op: whether a plain network is one op, which forms no hidden layer.
         recorded: whether the linearisation holds all layers (:mod:`..linearize.record`).
     """
@@ -69,6 +70,7 @@ class Costs:
     twins: bool
     row_twins: bool = True
     widens: bool = False
+    copies: bool = False
     one_op: bool = False
     recorded: bool = False
 
@@ -119,8 +121,10 @@ class Costs:
         """The same for the ops on single vectors."""
         return self.widened if self.row_twins else 0
 
-    def widening_bytes(self, rows: int, n_in: int, n_out: int) -> int:
-        """Float32 copies while vectors are multiplied by weights in half precision."""
+    def product_bytes(self, rows: int, n_in: int, n_out: int) -> int:
+        """What is made while vectors are multiplied by weights: float32 copies of half precisions, or results apart."""
+        if self.copies:
+            return self.item * min(rows, max(COPIED_NUMBERS // max(n_out, 1), 1)) * n_out
         at_once = min(rows, max(WIDENED_NUMBERS // max(n_in, n_out, 1), 1))
         return self.wide * (n_in * n_out + at_once * (n_in + n_out)) if self.widens else 0
 
@@ -203,7 +207,7 @@ class Costs:
             making + queries + (held if rows < self.n else 0),
             held + widened_alpha + sources * self.source_bytes(),
             held + self._first_bytes(sources, rows),
-            held + self.widening_bytes(sources * self.positions, s.d, s.heads * s.head_size),
+            held + self.product_bytes(sources * self.positions, s.d, s.heads * s.head_size),
             self.shares_bytes() * SHARING_TEMPORARIES,
         )
         return weights + self.shares_bytes() + most
@@ -250,8 +254,8 @@ class Costs:
                 slopes = rows * self.shape.f * self.constant
                 making, sharing = ACTIVATION_TEMPORARIES * slopes, rows * self.k * SHARING_TEMPORARIES * self.wide
                 return self.shares_bytes() + slopes + max(making, weights + sharing)
-            widening = self.widening_bytes(rows * self.k, self.shape.d, self.shape.f)
-            return self.shares_bytes() + weights + max(rows * self.direct_row_bytes(), widening)
+            making = self.product_bytes(rows * self.k, self.shape.d, self.shape.f)
+            return self.shares_bytes() + weights + max(rows * self.direct_row_bytes(), making)
         rows = block_length(self.positions, blocks.operator_rows)
         finding, building, applying = (rows * row for row in self.operator_row_bytes())
         return self.shares_bytes() + max(finding, building + weights, applying)

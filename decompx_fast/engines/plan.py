@@ -81,6 +81,7 @@ def plan(
         one_op=is_one_op(config, device, dtype, backend),
         recorded=recorded,
         widens=device.type == "cpu" and dtype.itemsize < 4 and products.way(dtype, "large") == "widened",
+        copies=device.type == "cpu" and dtype is torch.float32 and products.way(dtype, "large") == "onednn",
     )
     chosen = _choose_path(costs, path)
     budget = default_workspace(costs.state_bytes, device) if workspace_bytes is None else workspace_bytes

@@ -50,7 +50,7 @@ def activation_(
     b, i, _, f = a.shape
     checks.per_position(op, "bias", bias, a, state="a")
     for name, vector in (("slope", slope), ("intercept", intercept)):
-        if vector is not None:
+        if vector is not None or name == "slope":
             checks.shape(op, name, vector, [[b, i, f]], "b, i and f of `a`")
             checks.per_position(op, name, vector, a, state="a")
     checks.devices(op, a=a, slope=slope, bias=bias, intercept=intercept)

@@ -44,8 +44,11 @@ def writable(op: str, name: str, t: Tensor) -> None:
         )
 
 
-def shape(op: str, name: str, t: Tensor, allowed: Sequence[Sequence[int]], meaning: str) -> None:
-    """``t`` has one of the ``allowed`` shapes; ``meaning`` says where the sizes come from."""
+def shape(op: str, name: str, t: object, allowed: Sequence[Sequence[int]], meaning: str) -> None:
+    """``t`` is a tensor of one of the ``allowed`` shapes; ``meaning`` says where the sizes come from."""
+    if not isinstance(t, Tensor):
+        listed = " or ".join(str(list(sizes)) for sizes in allowed)
+        raise InputError(f"{op}: `{name}` is {type(t).__name__}; it must be a tensor {listed} ({meaning})")
     if not any(list(t.shape) == list(sizes) for sizes in allowed):
         listed = " or ".join(str(list(sizes)) for sizes in allowed)
         raise InputError(f"{op}: `{name}` has shape {list(t.shape)}; allowed: {listed} ({meaning})")
@@ -80,11 +83,11 @@ def state(op: str, name: str, x: Tensor, *, axes: str = "b i k d") -> None:
     writable(op, name, x)
 
 
-def like_state(op: str, name: str, t: Tensor, x: Tensor) -> None:
+def like_state(op: str, name: str, t: Tensor, x: Tensor, *, state: str = "x") -> None:
     """``t`` has the shape and dtype of the state ``x``."""
     tensor(op, name, t, "b i k d")
-    shape(op, name, t, [x.shape], "that of `x`")
-    dtype(op, name, t, (x.dtype,), "that of `x`")
+    shape(op, name, t, [x.shape], f"that of `{state}`")
+    dtype(op, name, t, (x.dtype,), f"that of `{state}`")
     contiguous_last(op, name, t)
 
 

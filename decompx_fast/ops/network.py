@@ -34,7 +34,7 @@ def network(
         bias: ``[f]`` or ``None``; dtype of ``u`` or float32.
         shares: ``[b, i, k]``, each source's share ``omega`` of ``bias``; float32, or float64 for a float64 ``u``.
             With ``bias``, and only then.
-        out: like ``u``, not overlapping it; allocated if ``None``.
+        out: like ``u``, overlapping no other argument; allocated if ``None``.
         backend: ``auto``, ``native`` or ``torch``.
 
     Returns:
@@ -56,16 +56,20 @@ def network(
     for name, weight, sizes in (("w_in", w_in, [d, f]), ("w_out", w_out, [f, d])):
         checks.shape(op, name, weight, [sizes], "d of `u` and f of `w_in`")
         checks.dtype(op, name, weight, (u.dtype,), "that of `u`")
-    for name, constant, sizes in (("slope", slope, [b, i, f]), ("bias", bias, [f]), ("shares", shares, [b, i, k])):
-        if constant is not None:
-            checks.shape(op, name, constant, [sizes], "b, i and k of `u`, f of `w_in`")
-            checks.dtype(
-                op, name, constant, (wide,) if name == "shares" else (u.dtype, wide), "that of `u`, or float32"
-            )
-            checks.contiguous_last(op, name, constant)
+    constants = {"slope": (slope, [b, i, f]), "bias": (bias, [f]), "shares": (shares, [b, i, k])}
+    for name, (constant, sizes) in constants.items():
+        if constant is None and name != "slope":
+            continue
+        checks.shape(op, name, constant, [sizes], "b, i and k of `u`, f of `w_in`")
+        assert constant is not None
+        if name == "shares":
+            checks.dtype(op, name, constant, (wide,), "float32, or float64 for a `u` of float64")
+        else:
+            checks.dtype(op, name, constant, (u.dtype, wide), "that of `u`, or float32")
+        checks.contiguous_last(op, name, constant)
     checks.contiguous_last(op, "u", u)
     out = torch.empty_like(u, memory_format=torch.contiguous_format) if out is None else out
-    checks.like_state(op, "out", out, u)
+    checks.like_state(op, "out", out, u, state="u")
     checks.writable(op, "out", out)
     checks.devices(op, u=u, w_in=w_in, w_out=w_out, slope=slope, bias=bias, shares=shares, out=out)
     if out.numel():
@@ -76,7 +80,8 @@ def network(
 def is_fused(device: torch.device | str, dtype: torch.dtype, backend: str = "auto") -> bool:
     """Whether ``network`` is what an engine should call: where it has a kernel that is faster than three ops.
 
-    The same in every run on a machine: it is not measured anew.
+    In float32 it is the same in every run on a machine; in bfloat16 a race has to tell first whether the processor has
+    units for that (:mod:`.products`).
     """
     device = torch.device(device)
     if backend not in ("auto", "native") or dtype not in native.DTYPES or not registry.usable("native", device)[0]:
@@ -97,7 +102,10 @@ def _network(
     shares: Tensor | None,
     backend: str,
 ) -> None:
-    checks.no_overlap("network", "out", out, "u", u)
+    given = {"u": u, "w_in": w_in, "w_out": w_out, "slope": slope, "bias": bias, "shares": shares}
+    for name, tensor in given.items():
+        if tensor is not None:
+            checks.no_overlap("network", "out", out, name, tensor)
     compute = registry.select("network", backend, u.device, limits={"native": native.limit(u.dtype)})
     compute(out, u, w_in, w_out, slope, bias, shares)
 

@@ -21,6 +21,9 @@ CLEARLY = 1.2
 #: Rows times columns that are widened to float32 at once.
 WIDENED_NUMBERS = 1 << 18
 
+#: Numbers of a result that is made apart and copied.
+COPIED_NUMBERS = 1 << 20
+
 #: Sizes `(m, k, n)` that stand for a class: products with a short side, such as one head's mixing, and large ones.
 #: In half precision, which some processors only emulate, they are smaller.
 SIZES = {"short": (32, 32, 2048), "large": (512, 512, 512)}
@@ -59,8 +62,11 @@ def _torch(a: Tensor, b: Tensor, out: Tensor) -> None:
 
 
 def _onednn(a: Tensor, b: Tensor, out: Tensor) -> None:
-    # The only way to oneDNN for ordinary tensors that copies neither of them.
-    out.copy_(torch.ops.mkldnn._linear_pointwise(a, b.T, None, "none", [], ""))
+    # The only way to oneDNN for ordinary tensors that copies neither of them. Its results are tensors of their own.
+    rows = max(COPIED_NUMBERS // b.shape[1], 1)
+    for start in range(0, a.shape[0], rows):
+        part = a[start : start + rows]
+        out[start : start + rows] = torch.ops.mkldnn._linear_pointwise(part, b.T, None, "none", [], "")
 
 
 def _widened(a: Tensor, b: Tensor, out: Tensor) -> None:
