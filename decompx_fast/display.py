@@ -5,15 +5,22 @@ from __future__ import annotations
 import math
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from .explanation import Explanation
     from .words import Span
 
 CLASSES_SHOWN = 5  # of a long list
+PREDICTED_SHOWN = 20  # of many predicted labels
+VISIBLE = 0.03  # share of the colour scale from which a source is coloured
+
+# One green and one red for all views, of a lightness at which text in them is readable on black and on white, and white
+# text on them (contrast 4.5 or more, WCAG AA). Wherever they are used, a sign or a line tells them apart, too.
+FOR_RGB = (0, 134, 95)
+AGAINST_RGB = (222, 50, 50)
 _WHITESPACE_MARKS = {" ": "\u2423", "\n": "\u23ce", "\t": "\u21e5"}
 _SPACE_MARKERS = ("\u0120", "\u2581")  # how byte-level BPE and SentencePiece write a leading space
 
@@ -31,6 +38,14 @@ class Piece:
     text: str
     positions: tuple[int, ...] = ()
     is_marker: bool = False
+
+
+class Outcome(NamedTuple):
+    """One class, or one value of a regression, as it is shown: its name, its number, whether it is predicted."""
+
+    name: str
+    value: str
+    is_predicted: bool
 
 
 def layout_text(explanation: Explanation) -> list[list[Piece]]:
@@ -128,22 +143,46 @@ def largest_magnitude(values: Iterable[float]) -> float:
     return max((abs(value) for value in values if math.isfinite(value)), default=0.0)
 
 
-def outcomes(explanation: Explanation) -> list[tuple[str, str]]:
-    """What the model says: the predicted classes first, with probabilities, or the values of a regression."""
+def colour_scale(explanation: Explanation, columns: Sequence[int]) -> float:
+    """The ``|score|`` that gets the full colour: the largest in these columns of a source that is not special.
+
+    Special tokens may hold far more than any word; what goes beyond the scale is shown like its end. The largest of all
+    where there is nothing else.
+    """
+    scores = explanation.scores[:, list(columns)]
+    ordinary = scores[[not special for special in explanation.special]]
+    return largest_magnitude(ordinary.flatten().tolist()) or largest_magnitude(scores.flatten().tolist())
+
+
+def outcomes(explanation: Explanation) -> list[Outcome]:
+    """What the model says: all predicted classes, then the likeliest others, or the values of a regression."""
     probabilities = explanation.probabilities
     if probabilities is None:
-        number = score_format(explanation.logits.tolist())
-        return [
-            (name, number(value)) for name, value in zip(explanation.labels, explanation.logits.tolist(), strict=True)
-        ]
+        values = explanation.logits.tolist()
+        number = score_format(values)
+        return [Outcome(name, number(value), True) for name, value in zip(explanation.labels, values, strict=True)]
     values = probabilities.tolist()
     order = sorted(range(len(values)), key=lambda index: -values[index])
-    rows = [(explanation.labels[index], _percent(values[index])) for index in order[:CLASSES_SHOWN]]
-    if explanation.predicted == ():
-        rows.insert(0, ("none", "of the labels is above 50%"))
-    if len(order) > CLASSES_SHOWN:
-        rows.append((f"{len(order) - CLASSES_SHOWN} more", "below"))
+    predicted = predicted_classes(explanation)
+    shown = order[: max(CLASSES_SHOWN, min(len(predicted), PREDICTED_SHOWN))]
+    rows = [Outcome(explanation.labels[index], _percent(values[index]), index in predicted) for index in shown]
+    if not predicted:
+        rows.insert(0, Outcome("none", "of the labels is above 50%", True))
+    if len(order) > len(shown):
+        also = sum(index in predicted for index in order[len(shown) :])
+        rows.append(Outcome(f"{len(order) - len(shown)} more", f"below, {also} predicted" if also else "below", False))
     return rows
+
+
+def predicted_classes(explanation: Explanation) -> tuple[int, ...]:
+    """Indices of the predicted classes: one, several, or none."""
+    predicted = explanation.predicted
+    return (predicted,) if isinstance(predicted, int) else predicted or ()
+
+
+def hexadecimal(rgb: Sequence[int]) -> str:
+    """A colour as ``#rrggbb``."""
+    return "#" + "".join(f"{part:02x}" for part in rgb)
 
 
 def _percent(probability: float) -> str:
@@ -151,31 +190,6 @@ def _percent(probability: float) -> str:
     if 0.0 < probability < 0.0005:
         return "<0.1%"
     return ">99.9%" if 0.9995 <= probability < 1.0 else f"{probability:.1%}"
-
-
-def value_name(explanation: Explanation, column: int) -> str:
-    is_logit = explanation.target_ids[column] is not None and explanation.problem_type != "regression"
-    return "logit" if is_logit else "value"
-
-
-def target_totals(explanation: Explanation, column: int) -> tuple[str, str, str | None]:
-    """The model's value, the sum of the sources, and the bias token if there is one, written alike."""
-    value = float(explanation.target_logits[column])
-    source_sum = float(explanation.scores[:, column].double().sum())
-    bias = None if explanation.bias_token is None else float(explanation.bias_token[column])
-    number = score_format([value, source_sum, bias or 0.0])
-    return number(value), number(source_sum), None if bias is None else number(bias)
-
-
-def completeness(explanation: Explanation) -> tuple[str, str]:
-    """Whether the scores add up, in words."""
-    error, scale = (
-        explanation.completeness_error,
-        max(1.0, largest_magnitude(explanation.target_logits.tolist())),
-    )
-    if error <= 1e-2 * scale:
-        return "Complete", f"to within {error:.1e} of the model's value"
-    return "Incomplete", f"by {error:.3g}: the sum is not the model's value"
 
 
 def _without_markers(token: str) -> str:

@@ -17,6 +17,7 @@ from .encoding import Reader
 from .engines.plan import ModelShape, Plan, plan
 from .errors import InputError, OptionError
 from .explanation import Explanation, ProblemType
+from .explanations import Explanations
 from .job import Job
 from .linearize.registry import (
     find_family,
@@ -168,11 +169,11 @@ class DecompX:
         """Where the model is."""
         return next(self.model.parameters()).device
 
-    def __call__(self, texts: Any, **arguments: Any) -> Explanation | list[Explanation]:
+    def __call__(self, texts: Any, **arguments: Any) -> Explanation | Explanations:
         """The same as :meth:`explain`."""
         return self.explain(texts, **arguments)
 
-    def explain(self, texts: Any, **arguments: Any) -> Explanation | list[Explanation]:
+    def explain(self, texts: Any, **arguments: Any) -> Explanation | Explanations:
         """Explain one input, or a list of them.
 
         Args:
@@ -181,15 +182,14 @@ class DecompX:
             **arguments: as for :meth:`explain_iter`.
 
         Returns:
-            One explanation for one input, a list for a list or a batch.
+            One explanation for one input; for a list or a batch a list, which a notebook shows like a single one.
 
         Raises:
             InputError: for what cannot be explained, naming the input.
             UnsupportedModelError: if the model does not compute what its architecture says.
         """
         results, single = self._start(texts, **arguments)
-        found = list(results)
-        return found[0] if single else found
+        return next(results) if single else Explanations(results)
 
     def explain_iter(self, texts: Iterable[Any], **arguments: Any) -> Iterator[Explanation]:
         """Explain many inputs, yielding each as it is done, in order; memory does not grow with their number.

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, SupportsIndex, get_args
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, SupportsIndex, TypeAlias, get_args
 
 import torch
 
 from .checks import check_choice, check_lengths, check_spans, check_tensors
 from .errors import InputError
-from .words import Span, group_by_word
+from .words import Span
 
 if TYPE_CHECKING:
     import pandas as pd  # type: ignore[import-untyped]
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 ProblemType = Literal["single_label", "multi_label", "regression"]
 SourceUnit = Literal["token", "word", "sentence", "group"]
 EngineName = Literal["reference", "forward", "adjoint"]
+
+#: A target as users name it: a name, the index of a class, or None for the predicted class.
+Target: TypeAlias = str | SupportsIndex | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -213,7 +216,7 @@ class Explanation:
         span = self.spans[position]
         return self.tokens[position] if span is None else self.texts[span[0]][span[1] : span[2]]
 
-    def column(self, target: str | SupportsIndex | None = None) -> int:
+    def column(self, target: Target = None) -> int:
         """Find the column of a target.
 
         Args:
@@ -259,39 +262,14 @@ class Explanation:
         Raises:
             InputError: if the sources are no tokens, or the text is not known.
         """
-        if self.source_unit == "word":
-            return self
-        if self.source_unit != "token":
-            raise InputError(
-                f"words() merges tokens, but the sources here are {self.source_unit}s: explain with tokens."
-            )
-        if not self.texts:
-            raise InputError("words() needs the text, but only token ids were given: explain the text itself.")
-        groups = group_by_word(self.spans, self.special, self.texts)
-        group_of_token = torch.empty(len(self), dtype=torch.long)
-        for index, group in enumerate(groups):
-            group_of_token[list(group.positions)] = index
+        from .merging import merge_words
 
-        def merge(values: torch.Tensor) -> torch.Tensor:
-            merged = torch.zeros(len(groups), len(self.targets), dtype=torch.float64)
-            return merged.index_add_(0, group_of_token, values.double())  # [word, c]
-
-        return replace(
-            self,
-            tokens=tuple(_group_name(self, group.positions, group.span) for group in groups),
-            token_ids=None,
-            spans=tuple(group.span for group in groups),
-            special=tuple(self.special[group.positions[0]] for group in groups),
-            scores=merge(self.scores),
-            component_shares={name: merge(value) for name, value in self.component_shares.items()},
-            source_unit="word",
-            stages={},
-        )
+        return merge_words(self)
 
     def top(
         self,
         n: int = 10,
-        target: str | SupportsIndex | None = None,
+        target: Target = None,
         by: Literal["magnitude", "positive", "negative"] = "magnitude",
     ) -> list[TopToken]:
         """The sources that matter most, in order of how much.
@@ -328,15 +306,19 @@ class Explanation:
 
         return to_dataframe(self)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self, *, details: bool = False) -> dict[str, Any]:
         """Plain lists, strings and numbers, ready for JSON; of ``stages`` only the shapes.
+
+        Args:
+            details: with ``bias_sites`` and ``component_shares``, where the engine tells them: many times longer than
+                all the rest.
 
         Raises:
             InputError: if ``options`` or ``metadata`` hold something that JSON cannot.
         """
         from .export import to_dict
 
-        return to_dict(self)
+        return to_dict(self, details=details)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write everything to one ``.safetensors`` file; an interrupted save leaves an older file as it was.
@@ -362,7 +344,7 @@ class Explanation:
 
     def show(
         self,
-        target: str | SupportsIndex | None = None,
+        target: Target = None,
         *,
         console: Console | None = None,
         width: int | None = None,
@@ -378,7 +360,7 @@ class Explanation:
 
         show(self, target, console=console, width=width)
 
-    def to_html(self, target: str | SupportsIndex | None = None, *, full: bool = False) -> str:
+    def to_html(self, target: Target = None, *, full: bool = False) -> str:
         """The text and the scores as HTML, without scripts or anything to be loaded.
 
         Args:
@@ -389,15 +371,14 @@ class Explanation:
 
         return render_page([self], target=target) if full else render_fragment(self, target)
 
-    def plot(
-        self, ax: Axes | None = None, *, target: str | SupportsIndex | None = None, top: int | None = None
-    ) -> Axes:
-        """Draw the scores as horizontal bars with matplotlib.
+    def plot(self, ax: Axes | None = None, *, target: Target = None, top: int | None = 40) -> Axes:
+        """Draw the scores as horizontal bars with matplotlib; the bars add up to the model's value.
 
         Args:
             ax: where to draw; a new figure if None.
             target: as for :meth:`column`.
-            top: only so many with the largest ``|score|``; all if None. They stay in the order of the text.
+            top: only so many sources with the largest ``|score|``, in the order of the text; all if None. The others
+                have one bar together, and so have the bias token and what an option left out.
 
         Returns:
             The axes drawn on.
@@ -408,10 +389,3 @@ class Explanation:
         from .render import plot
 
         return plot(self, ax, target=target, top=top)
-
-
-def _group_name(explanation: Explanation, positions: Sequence[int], span: Span | None) -> str:
-    """A word is named by its characters; what has none, or is special, by its token."""
-    if span is None or span[1] == span[2] or explanation.special[positions[0]]:
-        return explanation.tokens[positions[0]]
-    return explanation.texts[span[0]][span[1] : span[2]]

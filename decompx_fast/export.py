@@ -31,8 +31,12 @@ _TENSORS = ("scores", "target_logits", "logits", "bias_token")
 _SEPARATE = ("stages", "bias_sites", "component_shares")  # fields that hold tensors inside
 
 
-def to_dict(explanation: Explanation) -> dict[str, Any]:
+def to_dict(explanation: Explanation, *, details: bool = False) -> dict[str, Any]:
     """Everything as plain lists, strings and numbers; of ``stages`` only the shapes.
+
+    Args:
+        explanation: what to write.
+        details: with ``bias_sites`` and ``component_shares``, which are many times longer than all the rest.
 
     Raises:
         InputError: if ``options`` or ``metadata`` hold something that JSON cannot.
@@ -47,10 +51,11 @@ def to_dict(explanation: Explanation) -> dict[str, Any]:
     data["predicted"] = list(predicted) if isinstance(predicted, tuple) else predicted
     data["predicted_label"] = list(label) if isinstance(label, tuple) else label
     data["stages"] = {name: list(value.shape) for name, value in explanation.stages.items()}
-    data["bias_sites"] = explanation.bias_sites and [
-        {"layer": site.layer, "place": site.place, "value": site.value.tolist()} for site in explanation.bias_sites
-    ]
-    data["component_shares"] = {name: value.tolist() for name, value in explanation.component_shares.items()}
+    if details:
+        data["bias_sites"] = explanation.bias_sites and [
+            {"layer": site.layer, "place": site.place, "value": site.value.tolist()} for site in explanation.bias_sites
+        ]
+        data["component_shares"] = {name: value.tolist() for name, value in explanation.component_shares.items()}
     return data
 
 

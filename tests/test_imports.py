@@ -18,7 +18,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "decompx_fast"
 
 BASE = {"config", "errors", "activations", "optional"}
-RESULT = {"explanation", "export", "render", "display", "words", "checks"}
+SHOWN = {"render", "terminal", "page", "plot", "fonts", "account", "display"}
+RESULT = {"explanation", "explanations", "merging", "export", "words", "checks", *SHOWN}
 REQUEST = {"encoding", "sources", "targets"}
 BELOW_EXPLAINER = {*BASE, *RESULT, *REQUEST, "kernels", "ops", "linearize", "engines"}
 

@@ -1,0 +1,30 @@
+"""The explanations of several inputs: a list that a notebook shows as text and colours."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, SupportsIndex, overload
+
+if TYPE_CHECKING:
+    from .explanation import Explanation
+
+
+class Explanations(list["Explanation"]):
+    """A list of explanations, in the order of the inputs.
+
+    It is a list in every way. Besides, a notebook shows the first of them, each as it shows a single one.
+    """
+
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> Explanation: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Explanations: ...
+
+    def __getitem__(self, index: SupportsIndex | slice) -> Explanation | Explanations:
+        found = super().__getitem__(index)
+        return Explanations(found) if isinstance(index, slice) else found  # type: ignore[arg-type,return-value]
+
+    def _repr_html_(self) -> str:
+        from .render import render_list
+
+        return render_list(self)

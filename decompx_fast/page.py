@@ -1,0 +1,222 @@
+"""Explanations as HTML: a fragment, a list of them, a page. No scripts, nothing to be loaded."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jinja2
+
+from .account import Account, account, are_norms
+from .display import (
+    AGAINST_RGB,
+    FOR_RGB,
+    VISIBLE,
+    Piece,
+    colour_scale,
+    layout_text,
+    outcomes,
+    predicted_classes,
+    printable,
+    score_format,
+    source_labels,
+    strength,
+)
+
+if TYPE_CHECKING:
+    from .explanation import Explanation, Target
+
+MAX_ALPHA = 0.6  # of the colour behind text, so that it stays readable on light and dark
+
+#: A list in a notebook shows so many explanations at most, and no more once it has so many characters.
+LIST_ITEMS = 10
+LIST_CHARACTERS = 500_000
+
+
+def render_fragment(explanation: Explanation, target: Target = None) -> str:
+    """HTML to be placed in a page or notebook: no scripts, nothing to be loaded, styles for itself alone.
+
+    Args:
+        explanation: what to show.
+        target: which one colours the text; as for ``Explanation.column``.
+    """
+    return _template("fragment.html.jinja").render(_constants() | {"view": _html_view(explanation, target)})
+
+
+def render_list(items: Sequence[Any]) -> str:
+    """The first of several explanations as one fragment, for a notebook, which keeps what it shows in its file.
+
+    Args:
+        items: explanations; anything else among them is shown as its ``repr``.
+    """
+    from .explanation import Explanation
+
+    shown: list[tuple[str, bool]] = []  # HTML or plain text, and which
+    size = 0
+    for item in items[:LIST_ITEMS]:
+        is_explanation = isinstance(item, Explanation)
+        if is_explanation:
+            text = _template("explanation.html.jinja").render(_constants() | {"view": _html_view(item, None)})
+        else:
+            text = printable(repr(item))
+        size += len(text)
+        if shown and size > LIST_CHARACTERS:
+            break
+        shown.append((text, is_explanation))
+    return _template("list.html.jinja").render(_constants() | {"items": shown, "count": len(items)})
+
+
+def render_page(
+    explanations: Iterable[Explanation], *, target: Target = None, title: str = "DecompX explanation"
+) -> str:
+    """An HTML document with one or several explanations, complete in itself.
+
+    Args:
+        explanations: what to show, in this order.
+        target: which one colours the texts; as for ``Explanation.column``.
+        title: of the document.
+    """
+    return "".join(page_parts(explanations, target=target, title=title))
+
+
+def page_parts(
+    explanations: Iterable[Explanation], *, target: Target = None, title: str = "DecompX explanation"
+) -> Iterator[str]:
+    """The document of :func:`render_page` in parts, each as soon as what it shows is there; keeps none of it."""
+    views = (_html_view(explanation, target) for explanation in explanations)
+    return _template("page.html.jinja").generate(_constants() | {"views": views, "title": printable(title)})
+
+
+@cache
+def _template(name: str) -> jinja2.Template:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).with_name("templates")),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    return environment.get_template(name)
+
+
+def _constants() -> dict[str, Any]:
+    return {
+        "for_rgb": " ".join(map(str, FOR_RGB)),
+        "against_rgb": " ".join(map(str, AGAINST_RGB)),
+        "max_alpha": MAX_ALPHA,
+    }
+
+
+def _html_view(explanation: Explanation, target: Target) -> dict[str, Any]:
+    """What the templates show of one explanation: strings and numbers only."""
+    column = explanation.column(target)
+    scores: list[float] = explanation.scores[:, column].tolist()
+    largest = colour_scale(explanation, [column])
+    number = score_format(scores)
+    labels = source_labels(explanation)
+    totals = account(explanation, column)
+    value, source_sum, bias = totals.written()
+    return {
+        "outcomes": [(printable(name), outcome, predicted) for name, outcome, predicted in outcomes(explanation)],
+        "target": printable(explanation.targets[column]),
+        "value_name": totals.value_name,
+        "value": value,
+        "source_sum": source_sum,
+        "bias": bias,
+        "status": totals.status,
+        "extent": totals.extent,
+        "is_sound": totals.is_sound,
+        "are_norms": are_norms(explanation),
+        "unit": explanation.source_unit,
+        "count": len(explanation),
+        "has_text": bool(explanation.texts),
+        "rows": [
+            [_html_piece(explanation, piece, scores, labels, largest, number) for piece in pieces]
+            for pieces in layout_text(explanation)
+        ],
+        "legend": [number(-largest), number(largest), number(min(scores)), number(max(scores))],
+        "special_is_cut": any(abs(score) > largest for score in scores if math.isfinite(score)),
+        "table": _html_table(explanation, column, labels),
+        "made": _made_with(explanation),
+    }
+
+
+def _html_piece(
+    explanation: Explanation,
+    piece: Piece,
+    scores: list[float],
+    labels: list[str],
+    largest: float,
+    number: Callable[[float], str],
+) -> dict[str, Any]:
+    score = math.fsum(scores[position] for position in piece.positions)
+    share = strength(score, largest)
+    details = ", ".join(f"{labels[k]} {number(scores[k])} (#{k})" for k in piece.positions)
+    if len(piece.positions) > 1:
+        details = f"{number(score)} = {details}"
+    return {
+        "text": printable(piece.text),
+        "title": details or "not read by the model",
+        "sign": "" if share < VISIBLE else "for" if score > 0 else "against",
+        "alpha": f"{share * MAX_ALPHA:.3f}",
+        "is_source": bool(piece.positions),
+        # Where only ids were given nothing has a place in a text, and only what is special is set apart.
+        "is_marker": piece.is_marker
+        and (bool(explanation.texts) or any(explanation.special[k] for k in piece.positions)),
+    }
+
+
+def _html_table(explanation: Explanation, column: int, labels: list[str]) -> dict[str, Any]:
+    """All scores of all targets, with the sums and the model's values below; the explained and predicted ones first."""
+    predicted = predicted_classes(explanation)
+    is_predicted = [index is not None and index in predicted for index in explanation.target_ids]
+    order = sorted(range(len(explanation.targets)), key=lambda c: (c != column, not is_predicted[c]))
+    scores = explanation.scores.double()[:, order]
+    numbers = [score_format(values) for values in scores.T.tolist()]
+    scale = colour_scale(explanation, order)
+
+    def cell(value: float, number: Callable[[float], str]) -> tuple[str, str, str]:
+        return number(value), "for" if value > 0 else "against", f"{strength(value, scale) * MAX_ALPHA:.3f}"
+
+    rows = [
+        {
+            "position": k,
+            "label": label,
+            "special": explanation.special[k],
+            "cells": list(map(cell, scores[k].tolist(), numbers)),
+        }
+        for k, label in enumerate(labels)
+    ]
+    targets = [(printable(explanation.targets[c]), c == column, is_predicted[c]) for c in order]
+    feet = _feet(explanation, [account(explanation, c) for c in order], numbers)
+    return {"targets": targets, "rows": rows, "feet": feet, "scale": score_format([scale])(scale)}
+
+
+def _feet(
+    explanation: Explanation, totals: Sequence[Account], numbers: Sequence[Callable[[float], str]]
+) -> list[tuple[str, list[str]]]:
+    """What the columns add up to: the sum of the sources, what is not theirs, and the model's value."""
+    rows: list[tuple[str, list[float]]] = [(f"Sum of {explanation.source_unit}s", [one.sources for one in totals])]
+    if explanation.bias_token is not None:
+        rows.append(("Bias token", [one.bias_token or 0.0 for one in totals]))
+    names = {one.remainder_name for one in totals} - {""}
+    if names:
+        rows.append((names.pop().capitalize(), [one.remainder for one in totals]))
+    if not are_norms(explanation):
+        rows.append(("Model", [one.value for one in totals]))
+    return [(name, [number(value) for number, value in zip(numbers, values, strict=True)]) for name, values in rows]
+
+
+def _made_with(explanation: Explanation) -> list[tuple[str, str]]:
+    """Engine, time, options and notes, by name."""
+    rows = [("engine", explanation.engine), ("time", f"{explanation.time_s:.3g} s")]
+    for source in (explanation.metadata, explanation.options):
+        rows += [
+            (name, value if isinstance(value, str) else json.dumps(value, default=str))
+            for name, value in source.items()
+        ]
+    return [(printable(str(name)), printable(value)) for name, value in rows]
