@@ -5,12 +5,14 @@ from __future__ import annotations
 import unicodedata
 import warnings
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import lru_cache
 
 from .optional import import_optional
 
 _NEEDED_BY = "Explanation.plot()"
 _PLAIN = ("sans", "gothic", "hei")  # in the names of fonts without serifs, those of Chinese and Japanese among them
+_STAND_INS = ("last resort", ".last", "adobe blank")  # have every character, and draw boxes or nothing
 _MANY = 3  # that many characters are named in the warning
 
 
@@ -33,7 +35,9 @@ def choose_fonts(texts: Iterable[str]) -> tuple[list[str], frozenset[str]]:
     for family in families:
         for name in settings.get(f"font.{family}", [family]):  # "sans-serif" stands for a list
             missing -= _drawn_by(files.get(name), missing)
-    candidates = list(files.items())
+    if missing and _add_new_fonts():
+        files = _files_by_family()
+    candidates = [(name, file) for name, file in files.items() if not name.lower().startswith(_STAND_INS)]
     while missing and candidates:
         drawn = {name: _drawn_by(file, missing) for name, file in candidates}
         best = min(drawn, key=lambda name: (-len(drawn[name]), not any(part in name.lower() for part in _PLAIN), name))
@@ -49,7 +53,7 @@ def drawable(texts: Iterable[str]) -> tuple[list[str], list[str]]:
     """The texts with escapes for what no installed font has, and the families to draw them with; warns of escapes."""
     texts = list(texts)
     families, missing = choose_fonts(texts)
-    unseen = {char for char in missing if unicodedata.category(char) == "Cf" or "\ufe00" <= char <= "\ufe0f"}
+    unseen = {char for char in missing if _changes_another(char)}
     lacking = sorted(missing - unseen)
     if lacking:
         named = ", ".join(f"{char!r} (U+{ord(char):04X})" for char in lacking[:_MANY])
@@ -63,7 +67,23 @@ def drawable(texts: Iterable[str]) -> tuple[list[str], list[str]]:
     return [text.translate(table) for text in texts], families
 
 
+def _changes_another(char: str) -> bool:
+    """Joiners, variation selectors and skin tones: without a glyph of theirs, what they change is drawn plain."""
+    return unicodedata.category(char) == "Cf" or "\ufe00" <= char <= "\ufe0f" or "\U0001f3fb" <= char <= "\U0001f3ff"
+
+
 @lru_cache(maxsize=1)
+def _add_new_fonts() -> bool:
+    """Tell matplotlib of the fonts that were installed after it wrote its list; whether there were any."""
+    manager = import_optional("matplotlib.font_manager", _NEEDED_BY)
+    known = {entry.fname for entry in manager.fontManager.ttflist}
+    new = [file for file in manager.findSystemFonts() if file not in known]
+    for file in new:
+        with suppress(OSError, RuntimeError):  # a font that matplotlib cannot read
+            manager.fontManager.addfont(file)
+    return bool(new)
+
+
 def _files_by_family() -> dict[str, str]:
     """One file for each installed family: upright and of normal weight, where there is one."""
     manager = import_optional("matplotlib.font_manager", _NEEDED_BY)

@@ -199,7 +199,9 @@ def test_to_dict_is_json_and_complete() -> None:
         stages={"attention.0": torch.zeros(3, 3)},
         bias_sites=(Site(-1, "head.0", torch.tensor([0.5, -0.25])),),
     )
-    data = json.loads(json.dumps(explanation.to_dict(), allow_nan=False))
+    short = explanation.to_dict()
+    data = json.loads(json.dumps(explanation.to_dict(details=True), allow_nan=False))
+    assert {**data, **short} == data and data.keys() - short.keys() == {"bias_sites", "component_shares"}
     assert data["scores"] == explanation.scores.tolist()
     assert data["spans"][:2] == [None, [0, 0, 4]]
     assert data["stages"] == {"attention.0": [3, 3]}

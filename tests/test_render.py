@@ -16,7 +16,6 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from decompx_fast.display import layout_text, printable, score_format, source_labels
-from decompx_fast.errors import InputError
 from decompx_fast.explanation import Explanation
 from decompx_fast.render import progress_bar, render_page
 
@@ -163,9 +162,9 @@ def test_show_colours_by_sign_and_strength() -> None:
         for line in output.splitlines()
         if "\x1b[" in line and " " in line and "Predicted" not in line and "48;2" in line
     )
-    assert re.search(r"\x1b\[1;[^m]*48;2;0;150;90ma\x1b", text)  # bold on green
-    assert re.search(r"\x1b\[4;[^m]*48;2;214;48;49mb\x1b", text)  # underlined on red
-    assert re.search(r"\x1b\[38;2;0;150;90mc\x1b", text)  # weak: no background
+    assert re.search(r"\x1b\[1;[^m]*48;2;0;134;95ma\x1b", text)  # bold on green
+    assert re.search(r"\x1b\[4;[^m]*48;2;222;50;50mb\x1b", text)  # underlined on red
+    assert re.search(r"\x1b\[38;2;0;134;95mc\x1b", text)  # weak: no background
     assert text.endswith("d")  # none
 
 
@@ -174,6 +173,43 @@ def test_show_without_colour_still_marks_signs(monkeypatch) -> None:
     output = printed(simple([1.0, -1.0]), force_terminal=True)
     assert not re.search(r"\x1b\[[0-9;]*[34]8;", output)
     assert "\x1b[1ma\x1b[0m \x1b[4mb\x1b[0m" in output
+
+
+def test_show_tells_the_sign_of_what_is_weak_or_special_without_colour(monkeypatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    weak = printed(simple([1.0, -0.1, 0.1]), force_terminal=True)
+    assert "\x1b[1ma\x1b[0m \x1b[4mb\x1b[0m c" in weak
+    bare = simple([1.0, -0.5], tokens=("[CLS]", "x"), texts=(), spans=(None, None), special=(True, False))
+    assert "\x1b[1m[CLS]\x1b[0m \x1b[4mx\x1b[0m" in printed(bare, force_terminal=True)
+
+
+def test_show_scale_is_not_that_of_special_tokens() -> None:
+    explanation = simple([-50.0, 1.0, 0.5], special=(True, False, False))
+    output = printed(explanation)
+    left, right = zip(*(row.split("\u2502") for row in table_rows(output)), strict=True)
+    half = right[1].count("\u2588")
+    assert half > 5 and right[2].count("\u2588") == pytest.approx(half / 2, abs=1)
+    assert left[0].count("\u2588") == half - 1 and "\u00ab" in left[0]  # full, and marked as longer than that
+    assert "full at +1.0" in output
+    assert "full at" not in printed(simple([-0.5, 1.0, 0.5], special=(True, False, False)))
+
+
+def test_show_marks_all_predicted_labels() -> None:
+    explanation = simple([[3.0, -2.0, 1.0, 2.0]], problem_type="multi_label")
+    output = printed(explanation, force_terminal=True, no_color=True)
+    bold = re.findall(r"\x1b\[1m(class \d)\x1b", output.split("Explained")[0])
+    assert bold == ["class 0", "class 3", "class 2"]
+    many = printed(simple([[1.0] * 30], problem_type="multi_label"), width=400)
+    assert many.count("73.1%") == 20 and "10 more below, 10 predicted" in many
+
+
+def test_show_of_norms_speaks_of_no_class() -> None:
+    explanation = simple(
+        [1.0, 2.0], targets=("norm",), target_ids=(None,), options={"head": False, "aggregation": "vector"}
+    )
+    output = printed(explanation)
+    assert "sum of norms +3.000" in output
+    assert "against" not in output and "the longest" in output
 
 
 def test_show_takes_no_markup_or_escapes_from_the_text() -> None:
@@ -334,6 +370,67 @@ def test_html_tokens_carry_score_sign_and_strength() -> None:
     assert line_styles == {"for": "solid", "against": "dotted"}
 
 
+def test_html_line_is_as_strong_as_the_score() -> None:
+    for name in ("for", "against"):
+        rule = re.search(rf"\.dx-{name} \{{([^}}]*)\}}", Reader(simple([1.0]).to_html()).styles)[1]
+        assert re.search(rf"border-bottom: 2px \w+ rgb\(var\(--{name}\) / calc\(var\(--a\) / 0\.6\)\)", rule)
+
+
+def test_html_special_tokens_tell_their_sign_by_the_line() -> None:
+    styles = Reader(simple([1.0]).to_html()).styles
+    # Of rules that weigh the same the last one holds: the border of a marker must not hide the line.
+    assert styles.index(".dx-marker {") < min(styles.index(".dx-for {"), styles.index(".dx-against {"))
+
+
+def test_html_of_ids_sets_only_special_tokens_apart() -> None:
+    explanation = simple(
+        [1.0, -1.0, 0.5], tokens=("[CLS]", "good", "##ly"), texts=(), spans=(None,) * 3, special=(True, False, False)
+    )
+    reader = Reader(explanation.to_html())
+    assert [attrs["class"] for attrs in reader.of_class("dx-token") if "title" in attrs] == [
+        "dx-token dx-marker dx-for",
+        "dx-token dx-against",
+        "dx-token dx-for",
+    ]
+    assert "[CLS] good ly" in reader.visible
+
+
+def test_html_scale_is_not_that_of_special_tokens() -> None:
+    reader = Reader(simple([-50.0, 1.0, 0.5], special=(True, False, False)).to_html())
+    tokens = [attrs["style"] for attrs in reader.of_class("dx-token") if "title" in attrs]
+    assert tokens == ["--a:0.600", "--a:0.600", "--a:0.300"]
+    assert "special tokens do not set the scale" in reader.visible
+    assert "special tokens" not in Reader(simple([1.0]).to_html()).visible
+
+
+def test_html_table_has_one_scale_and_begins_with_what_is_explained() -> None:
+    scores = torch.zeros(2, 50)
+    scores[0, 30], scores[0, 7], scores[1, 49] = 2.0, 1.0, -1.0
+    html = simple(scores).to_html("class 7")
+    rows = re.findall(r"<tr>(.*?)</tr>", html, re.S)
+    names = re.findall(r"<bdi>(.*?)</bdi>", rows[0])
+    assert names[:4] == ["class 7", "class 30", "class 0", "class 1"] and len(names) == 50
+    headers = [attrs for tag, attrs in Reader(html).elements if tag == "th" and attrs.get("scope") == "col"]
+    assert [attrs.get("title") for attrs in headers[2:5]] == ["explained", "predicted", None]
+    alphas = [float(alpha) for alpha in re.findall(r"<td[^>]*--a:([\d.]+)", rows[1])]
+    assert alphas[:2] == [0.3, 0.6]  # twice the score, twice the colour, in whatever column
+
+
+def test_html_marks_all_predicted_labels() -> None:
+    html = simple([[3.0, -2.0, 1.0]], problem_type="multi_label").to_html()
+    assert re.findall(r"<b>(.*?)</b>", html.split("Explained")[0]) == ["class 0", "class 2"]
+    assert [attrs["title"] for attrs in Reader(html).of_class("dx-predicted")] == ["explained, predicted", "predicted"]
+
+
+def test_html_outweighs_the_style_of_a_notebook() -> None:
+    styles = Reader(sample("A good film.").to_html()).styles
+    selectors = [part.strip() for rule in re.findall(r"([^{}]+)\{[^{}]*\}", styles) for part in rule.split(",")]
+    # JupyterLab's strongest rule for what is shown, .jp-RenderedHTMLCommon tbody tr:nth-child(even), has two classes.
+    assert min(selector.count(".") for selector in selectors) >= 3
+    whole = ".decompx-fast" * 3
+    assert re.search(rf"{re.escape(whole)}, {re.escape(whole)} \* \{{ all: revert; \}}", styles)
+
+
 def test_html_legend_and_table_have_the_numbers() -> None:
     explanation = simple([[2.0, 1.0], [-1.0, 4.0]], bias_token=torch.tensor([0.5, 0.25]))
     visible = Reader(explanation.to_html(0)).visible
@@ -377,42 +474,3 @@ def test_page_holds_several_and_none() -> None:
     assert len(Reader(page).of_class("decompx-fast")) == 2
     assert page.count("<style>") == 2  # of explanations, once; of the page
     assert "nothing to show" in Reader(render_page([])).visible
-
-
-# --- plot ---
-
-
-@pytest.fixture
-def pyplot():
-    matplotlib = pytest.importorskip("matplotlib")
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as pyplot
-
-    yield pyplot
-    pyplot.close("all")
-
-
-def test_plot_bars_labels_and_order(pyplot) -> None:
-    ax = simple([[1.0, 0], [-2.0, 0], [0.5, 0]]).plot(target=0)
-    assert [bar.get_width() for bar in ax.patches] == [1.0, -2.0, 0.5]
-    assert [label.get_text() for label in ax.get_yticklabels()] == ["a", "b", "c"]
-    bottom, top = ax.get_ylim()
-    assert bottom > top  # the first source is at the top
-    assert "class 0" in ax.get_xlabel()
-    colours = [bar.get_facecolor() for bar in ax.patches]
-    assert colours[0] == colours[2] != colours[1]
-
-
-def test_plot_only_the_largest_on_given_axes(pyplot) -> None:
-    _, ax = pyplot.subplots()
-    assert simple([1.0, -3.0, 0.5, 2.0]).plot(ax, top=2) is ax
-    assert [label.get_text() for label in ax.get_yticklabels()] == ["b", "d"]
-    with pytest.raises(InputError, match="top must be 1 or more"):
-        simple([1.0]).plot(top=0)
-
-
-def test_plot_reads_no_formula_in_tokens(pyplot) -> None:
-    text = r"$\frac$ $"
-    ax = simple([1.0], tokens=(text,), texts=(), spans=(None,), targets=(r"$\bad$",)).plot()
-    ax.figure.savefig(io.BytesIO())  # would raise for a formula that does not parse
-    assert ax.get_yticklabels()[0].get_text() == text
