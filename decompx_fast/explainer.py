@@ -169,11 +169,11 @@ class DecompX:
         """Where the model is."""
         return next(self.model.parameters()).device
 
-    def __call__(self, texts: Any, **arguments: Any) -> Explanation | Explanations:
+    def __call__(self, texts: Any, **arguments: Any) -> Explanation | Explanations[Explanation]:
         """The same as :meth:`explain`."""
         return self.explain(texts, **arguments)
 
-    def explain(self, texts: Any, **arguments: Any) -> Explanation | Explanations:
+    def explain(self, texts: Any, **arguments: Any) -> Explanation | Explanations[Explanation]:
         """Explain one input, or a list of them.
 
         Args:

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, SupportsIndex, overload
+from typing import SupportsIndex, TypeVar, overload
 
-if TYPE_CHECKING:
-    from .explanation import Explanation
+Item = TypeVar("Item")
 
 
-class Explanations(list["Explanation"]):
+class Explanations(list[Item]):
     """A list of explanations, in the order of the inputs.
 
     It is a list in every way. Besides, a notebook shows the first of them, each as it shows a single one.
     """
 
     @overload
-    def __getitem__(self, index: SupportsIndex) -> Explanation: ...
+    def __getitem__(self, index: SupportsIndex) -> Item: ...
 
     @overload
-    def __getitem__(self, index: slice) -> Explanations: ...
+    def __getitem__(self, index: slice) -> Explanations[Item]: ...
 
-    def __getitem__(self, index: SupportsIndex | slice) -> Explanation | Explanations:
+    def __getitem__(self, index: SupportsIndex | slice) -> Item | Explanations[Item]:
         found = super().__getitem__(index)
         return Explanations(found) if isinstance(index, slice) else found  # type: ignore[arg-type,return-value]
 

@@ -80,15 +80,32 @@ def render_page(
         target: which one colours the texts; as for ``Explanation.column``.
         title: of the document.
     """
-    return "".join(page_parts(explanations, target=target, title=title))
+    return "".join(page_chunks((("", one) for one in explanations), target=target, title=title))
 
 
-def page_parts(
-    explanations: Iterable[Explanation], *, target: Target = None, title: str = "DecompX explanation"
+def page_chunks(
+    entries: Iterable[tuple[str, Any]], *, target: Target = None, title: str = "DecompX explanation"
 ) -> Iterator[str]:
-    """The document of :func:`render_page` in parts, each as soon as what it shows is there; keeps none of it."""
-    views = (_html_view(explanation, target) for explanation in explanations)
-    return _template("page.html.jinja").generate(_constants() | {"views": views, "title": printable(title)})
+    """The same document in parts, made as they are asked for, so that no more than one explanation is held.
+
+    Args:
+        entries: the name of each input, which may be empty, and its explanation, or what stands in its place: its
+            ``error`` is shown.
+        target: as for :func:`render_page`.
+        title: of the document.
+    """
+    views = (_page_view(place, outcome, target) for place, outcome in entries)
+    chunks = _template("page.html.jinja").generate(_constants() | {"views": views, "title": printable(title)})
+    return map(str, chunks)  # some are of a class that escapes what it is added to
+
+
+def _page_view(place: str, outcome: Any, target: Target) -> dict[str, Any]:
+    from .explanation import Explanation
+
+    about = {"place": printable(place), "failure": None}
+    if not isinstance(outcome, Explanation):
+        return about | {"failure": printable(str(getattr(outcome, "error", outcome)))}
+    return about | _html_view(outcome, target)
 
 
 @cache

@@ -1,7 +1,16 @@
 """Explanations for people: in the terminal, as HTML, and as a plot."""
 
-from .page import render_fragment, render_list, render_page
+from .page import page_chunks, render_fragment, render_list, render_page
 from .plot import plot
 from .terminal import progress_bar, show, terminal_view
 
-__all__ = ["plot", "progress_bar", "render_fragment", "render_list", "render_page", "show", "terminal_view"]
+__all__ = [
+    "page_chunks",
+    "plot",
+    "progress_bar",
+    "render_fragment",
+    "render_list",
+    "render_page",
+    "show",
+    "terminal_view",
+]

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from decompx_fast.display import layout_text, printable, score_format, source_labels
 from decompx_fast.explanation import Explanation
-from decompx_fast.render import progress_bar, render_page
+from decompx_fast.render import page_chunks, progress_bar, render_page
 
 TECHNOLOGIST = "\U0001f469\U0001f3fd\u200d\U0001f4bb"
 ATTACK = "<script>alert('x')</script> & \"quoted\" [bold]$x$"
@@ -467,6 +467,25 @@ def test_html_has_no_characters_that_html_forbids() -> None:
     html = simple([1.0], texts=(text,), spans=((0, 0, 5),)).to_html(full=True)
     html.encode("utf-8")
     assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", html)
+
+
+def test_page_is_made_as_it_is_read() -> None:
+    seen = []
+
+    def entries():
+        for text in ("one", "two", "three"):
+            seen.append(text)
+            yield f"line {text}", sample(text)
+        yield "line four", RuntimeError("<b>too long</b>")
+
+    chunks = page_chunks(entries(), title="t")
+    first = ""
+    while "line one" not in first:
+        first += next(chunks)
+    assert seen == ["one"]
+    page = first + "".join(chunks)
+    reader = Reader(page)
+    assert len(reader.of_class("decompx-fast")) == 4 and "Not explained: <b>too long</b>" in reader.visible
 
 
 def test_page_holds_several_and_none() -> None:
