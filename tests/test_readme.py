@@ -1,0 +1,54 @@
+"""The README: what it says to type works, and its table of options is whole."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import get_type_hints
+
+import models
+import pytest
+
+from decompx_fast import DecompX
+from decompx_fast.config import STAGES, DecompXConfig, _choices
+
+README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+def test_readme_examples_run() -> None:
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("Agg")
+    first, options = re.findall(r"```python\n(.*?)```", README, re.S)
+    first, count = re.subn(r"DecompX\.from_pretrained\(.*?\)", "DecompX.demo()", first)
+    assert count == 1
+    names = {"texts": models.TEXTS[:2], "text": models.TEXTS[0]}
+    exec(first, names)
+    explanation = names["explanation"]
+    assert (explanation.scores.sum(0) - explanation.logits).abs().max() < 1e-5  # float32 sums of numbers below 1
+    assert isinstance(names["explainer"], DecompX)
+    exec(options, names)
+
+
+def option_rows() -> dict[str, str]:
+    """The cell of values of each option in the table."""
+    rows = re.findall(r"^\| (`[^|]*`) \| (.*) \|$", README.partition("| option | values")[2].partition("\n\n")[0], re.M)
+    return {name: values for names, values in rows for name in re.findall(r"`(\w+)`", names)}
+
+
+def test_readme_table_has_every_option_and_value() -> None:
+    rows = option_rows()
+    assert rows.keys() == {field.name for field in dataclasses.fields(DecompXConfig)}
+    hints = get_type_hints(DecompXConfig)
+    for name, values in rows.items():
+        if name == "bias_token_split":
+            continue  # the rules are those of bias
+        wanted = STAGES if name == "stages" else _choices(hints[name])
+        assert all(str(value) in values for value in wanted), name
+
+
+def test_readme_installs_only_what_can_be_installed() -> None:
+    """The package is on no registry: it is installed from a checkout."""
+    for command in re.findall(r"pip install ([^`\n#]+)", README):
+        assert "decompx" not in command
