@@ -189,7 +189,8 @@ class DecompX:
             UnsupportedModelError: if the model does not compute what its architecture says.
         """
         results, single = self._start(texts, **arguments)
-        return next(results) if single else Explanations(results)
+        found = Explanations(results)
+        return found[0] if single else found
 
     def explain_iter(self, texts: Iterable[Any], **arguments: Any) -> Iterator[Explanation]:
         """Explain many inputs, yielding each as it is done, in order; memory does not grow with their number.

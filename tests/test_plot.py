@@ -84,8 +84,12 @@ def test_plot_of_a_long_text_is_no_tower(pyplot) -> None:
 
 def test_plot_labels_of_sentences_are_whole_in_the_picture(pyplot) -> None:
     text = "One sentence that goes on and on, " * 9 + "and ends."
-    ax = simple([1.0, 2.0], tokens=(text, "b"), texts=(), spans=(None, None), source_unit="sentence").plot()
+    names = ("a class whose name is a whole sentence, as those of some models are, and then some more words",)
+    fields = {"texts": (), "spans": (None, None), "source_unit": "sentence", "targets": names, "labels": names}
+    ax = simple([1.0, 2.0], tokens=(text, "b"), **fields).plot()
     ax.figure.canvas.draw()
+    axis_label = ax.xaxis.label.get_window_extent()
+    assert axis_label.x0 >= 0 and axis_label.x1 <= ax.figure.bbox.x1
     box = ax.get_yticklabels()[0].get_window_extent()
     assert box.x0 >= 0 and box.y1 <= ax.figure.bbox.y1
     others = ax.get_yticklabels()[1].get_window_extent()
