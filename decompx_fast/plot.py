@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 MAX_BARS = 40  # of sources, where the user asks for no number
 LABEL_WIDTH = 32  # in cells, of which an ideograph takes two
 LABEL_LINES = 3
-_AXIS_LABEL_WIDTH = 56
+_AXIS_LABEL_WIDTH = 44  # it is centred on the axes, which long labels push to the right
 _INCHES_OF_LINE = 0.24
 _INCHES_AROUND = 1.2
 
@@ -77,7 +77,7 @@ def plot(
     ax.set_yticks(centres, labels, parse_math=False, fontfamily=families)
     ax.set_ylim(lines - 0.4, -0.6)  # the first source at the top
     ax.axvline(0.0, color="0.5", linewidth=0.8)
-    ax.set_xlabel(wrap(texts[-1], _AXIS_LABEL_WIDTH, LABEL_LINES), parse_math=False, fontfamily=families)
+    ax.set_xlabel(wrap(texts[-1], _AXIS_LABEL_WIDTH, LABEL_LINES + 1), parse_math=False, fontfamily=families)
     return ax
 
 
