@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from .tokens import readable_tokens
+
 if TYPE_CHECKING:
     from .explanation import Explanation
     from .words import Span
 
 CLASSES_SHOWN = 5  # of a long list
 _WHITESPACE_MARKS = {" ": "\u2423", "\n": "\u23ce", "\t": "\u21e5"}
-_SPACE_MARKERS = ("\u0120", "\u2581")  # how byte-level BPE and SentencePiece write a leading space
 
 
 @dataclass
@@ -81,12 +82,10 @@ def source_labels(explanation: Explanation) -> list[str]:
     shared = Counter(span for span in explanation.spans if span is not None)
     seen: Counter[Span] = Counter()
     labels = []
+    readable = readable_tokens(explanation.tokens, explanation.special)
     for position, span in enumerate(explanation.spans):
-        token = explanation.tokens[position]
-        if explanation.special[position]:
-            label = token
-        elif span is None or span[1] == span[2]:
-            label = _without_markers(token)
+        if explanation.special[position] or span is None or span[1] == span[2]:
+            label = readable[position]
         else:
             label = explanation.source_text(position)
         label = " ".join(printable(label).split()) or _visible_whitespace(label)
@@ -176,17 +175,6 @@ def completeness(explanation: Explanation) -> tuple[str, str]:
     if error <= 1e-2 * scale:
         return "Complete", f"to within {error:.1e} of the model's value"
     return "Incomplete", f"by {error:.3g}: the sum is not the model's value"
-
-
-def _without_markers(token: str) -> str:
-    if token.startswith("##") and len(token) > 2:
-        return token[2:]
-    if token == "\u010a":  # how byte-level BPE writes a line break
-        return "\n"
-    for marker in _SPACE_MARKERS:
-        if token.startswith(marker):
-            return token[1:] or " "
-    return token
 
 
 def _visible_whitespace(text: str) -> str:

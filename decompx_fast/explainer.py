@@ -6,17 +6,18 @@ import dataclasses
 import difflib
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, get_args, overload
 
 import torch
 from torch import nn
 
 from .config import DecompXConfig
 from .dispatch import Execution, choose_engine, records
-from .encoding import Reader
+from .encoding import Reader, with_ids
 from .engines.plan import ModelShape, Plan, plan
 from .errors import InputError, OptionError
 from .explanation import Explanation, ProblemType
+from .failure import Failure
 from .job import Job
 from .linearize.registry import (
     find_family,
@@ -24,7 +25,7 @@ from .linearize.registry import (
     specification,
     unwrap,
 )
-from .sources import resolve_sources
+from .sources import check_unit, with_sources
 from .stream import stream
 from .targets import resolve_targets
 
@@ -35,11 +36,16 @@ DTYPES = {
     "float16": torch.float16,
 }
 
+#: What becomes of an input that cannot be explained.
+OnError = Literal["raise", "skip"]
+
 #: Arguments of a call besides the options of the method.
 ARGUMENTS = (
     "targets",
     "sources",
     "truncate",
+    "on_error",
+    "ids",
     "batch_size",
     "engine",
     "dtype",
@@ -172,7 +178,17 @@ class DecompX:
         """The same as :meth:`explain`."""
         return self.explain(texts, **arguments)
 
-    def explain(self, texts: Any, **arguments: Any) -> Explanation | list[Explanation]:
+    @overload
+    def explain(
+        self, texts: Any, *, on_error: Literal["raise"] = ..., **arguments: Any
+    ) -> Explanation | list[Explanation]: ...
+
+    @overload
+    def explain(
+        self, texts: Any, *, on_error: OnError, **arguments: Any
+    ) -> Explanation | Failure | list[Explanation | Failure]: ...
+
+    def explain(self, texts: Any, **arguments: Any) -> Any:
         """Explain one input, or a list of them.
 
         Args:
@@ -181,7 +197,8 @@ class DecompX:
             **arguments: as for :meth:`explain_iter`.
 
         Returns:
-            One explanation for one input, a list for a list or a batch.
+            One explanation for one input, a list for a list or a batch. With ``on_error="skip"`` a :class:`Failure`
+            stands in the place of each input that could not be explained.
 
         Raises:
             InputError: for what cannot be explained, naming the input.
@@ -191,7 +208,17 @@ class DecompX:
         found = list(results)
         return found[0] if single else found
 
-    def explain_iter(self, texts: Iterable[Any], **arguments: Any) -> Iterator[Explanation]:
+    @overload
+    def explain_iter(
+        self, texts: Iterable[Any], *, on_error: Literal["raise"] = ..., **arguments: Any
+    ) -> Iterator[Explanation]: ...
+
+    @overload
+    def explain_iter(
+        self, texts: Iterable[Any], *, on_error: OnError, **arguments: Any
+    ) -> Iterator[Explanation | Failure]: ...
+
+    def explain_iter(self, texts: Iterable[Any], **arguments: Any) -> Any:
         """Explain many inputs, yielding each as it is done, in order; memory does not grow with their number.
 
         Args:
@@ -200,6 +227,10 @@ class DecompX:
                 difference); several of these in a list; ``None``: all classes, at no extra cost.
             sources: what a source is: ``"token"``, ``"word"``, ``"sentence"``, or one group id per token.
             truncate: cut inputs that are too long for the model, with a warning, instead of refusing them.
+            on_error: ``"raise"`` ends at the first input that cannot be explained, after those before it; ``"skip"``
+                yields a :class:`Failure` in its place and goes on. What is wrong with the call is always raised.
+            ids: a name of yours for each input, a string or a whole number, kept as ``metadata["id"]`` beside
+                ``metadata["input"]``, its place from 0; for a single input, its name.
             batch_size: as for :class:`DecompX`.
             engine: as for :class:`DecompX`.
             dtype: as for :class:`DecompX`.
@@ -271,6 +302,8 @@ class DecompX:
         targets: Any = None,
         sources: Any = "token",
         truncate: bool = False,
+        on_error: OnError = "raise",
+        ids: Any = None,
         batch_size: int | None = None,
         engine: str | None = None,
         dtype: str | torch.dtype | None = None,
@@ -280,9 +313,13 @@ class DecompX:
         workspace_bytes: int | None = None,
         positions: Sequence[int] = (),
         **options: Any,
-    ) -> tuple[Iterator[Explanation], bool]:
+    ) -> tuple[Iterator[Explanation | Failure], bool]:
         """Check every argument now, and return a lazy stream."""
         _refuse_misspelt_arguments(options)
+        if on_error not in get_args(OnError):
+            raise OptionError(f"on_error={on_error!r}: use 'raise' or 'skip'")
+        skip = on_error == "skip"
+        check_unit(sources)
         job = Job(
             explainer=self,
             config=self.config.replace(**options),
@@ -294,12 +331,17 @@ class DecompX:
             positions=_check_positions(positions),
         )
         limits = input_limits(self.model)
-        reader = Reader(self.tokenizer, limits.positions, sizes=limits.sizes, truncate=truncate, device=self.device)
+        reader = Reader(
+            self.tokenizer, limits.positions, sizes=limits.sizes, truncate=truncate, skip=skip, device=self.device
+        )
         encoded, single = reader.read(texts)
+        if ids is not None:
+            encoded = with_ids(encoded, [ids] if single else ids)
         size = self.batch_size if batch_size is None else _check_batch_size(batch_size)
         total = len(texts) if isinstance(texts, Sequence) and not single else None
-        pairs = ((one, resolve_sources(sources, one)) for one in encoded)
-        return stream(job.run, pairs, batch_size=size, total=total, progress=progress), single
+        pairs = with_sources(encoded, sources, skip=skip)
+        run = job.run_or_fail if skip else job.run
+        return stream(run, pairs, batch_size=size, total=total, progress=progress), single
 
 
 def _refuse_misspelt_arguments(options: Mapping[str, Any]) -> None:

@@ -12,7 +12,7 @@ import torch
 
 from .checks import check_choice, check_lengths, check_spans, check_tensors
 from .errors import InputError
-from .words import Span, group_by_word
+from .words import NO_PLACES, Span, group_by_word
 
 if TYPE_CHECKING:
     import pandas as pd  # type: ignore[import-untyped]
@@ -146,6 +146,11 @@ class Explanation:
         return self.to_html()
 
     @property
+    def ok(self) -> bool:
+        """True: the input was explained; see :class:`decompx_fast.Failure`."""
+        return True
+
+    @property
     def probabilities(self) -> torch.Tensor | None:
         """``[C]``: softmax of the logits for one label, sigmoid for several; None for a regression."""
         if self.problem_type == "regression":
@@ -267,6 +272,8 @@ class Explanation:
             )
         if not self.texts:
             raise InputError("words() needs the text, but only token ids were given: explain the text itself.")
+        if not any(self.spans) and not all(self.special):
+            raise InputError(f"words() cannot merge these tokens: {NO_PLACES}.")
         groups = group_by_word(self.spans, self.special, self.texts)
         group_of_token = torch.empty(len(self), dtype=torch.long)
         for index, group in enumerate(groups):
@@ -329,7 +336,7 @@ class Explanation:
         return to_dataframe(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain lists, strings and numbers, ready for JSON; of ``stages`` only the shapes.
+        """Plain lists, strings and numbers, ready for JSON; of ``stages`` only the shapes. :meth:`from_dict` reads it.
 
         Raises:
             InputError: if ``options`` or ``metadata`` hold something that JSON cannot.
@@ -337,6 +344,17 @@ class Explanation:
         from .export import to_dict
 
         return to_dict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Explanation:
+        """What :meth:`to_dict` made, also after JSON; ``stages`` are not in it. See also ``decompx_fast.read_json``.
+
+        Raises:
+            InputError: if a part is missing or does not fit the others.
+        """
+        from .readback import from_dict
+
+        return from_dict(data)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write everything to one ``.safetensors`` file; an interrupted save leaves an older file as it was.

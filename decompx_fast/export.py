@@ -51,7 +51,12 @@ def to_dict(explanation: Explanation) -> dict[str, Any]:
         {"layer": site.layer, "place": site.place, "value": site.value.tolist()} for site in explanation.bias_sites
     ]
     data["component_shares"] = {name: value.tolist() for name, value in explanation.component_shares.items()}
+    data["dtypes"] = {name: _dtype_name(getattr(explanation, name)) for name in ("scores", "target_logits", "logits")}
     return data
+
+
+def _dtype_name(value: torch.Tensor) -> str:
+    return str(value.dtype).removeprefix("torch.")
 
 
 def to_dataframe(explanation: Explanation) -> pd.DataFrame:

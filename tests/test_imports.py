@@ -18,13 +18,13 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "decompx_fast"
 
 BASE = {"config", "errors", "activations", "optional"}
-RESULT = {"explanation", "export", "render", "display", "words", "checks"}
-REQUEST = {"encoding", "sources", "targets"}
+RESULT = {"explanation", "export", "readback", "failure", "render", "display", "words", "tokens", "checks"}
+REQUEST = {"encoding", "forms", "alignment", "cutting", "notices", "sources", "targets"}
 BELOW_EXPLAINER = {*BASE, *RESULT, *REQUEST, "kernels", "ops", "linearize", "engines"}
 
 # What each part of the package may import of the package. The parts are modules and folders of decompx_fast.
 MAY_IMPORT = {
-    "": {"explainer", "explanation", "config", "errors"},
+    "": {"explainer", "explanation", "failure", "readback", "config", "errors"},
     "errors": set(),
     "config": {"errors"},
     "activations": {"errors"},
