@@ -8,7 +8,8 @@ from collections.abc import Sequence
 def kept_of_long(special: Sequence[bool], limit: int) -> list[int] | None:
     """Which tokens stay of an input that is cut to ``limit``.
 
-    Special tokens stay; of the texts between them the longest loses its end first, as in the tokenizers' own way.
+    Special tokens stay; of the texts between them the longest loses its end first, in the way of fast tokenizers: what
+    does not divide goes to the longest, the later of equals.
 
     Returns:
         Positions in their order; ``None`` if special tokens alone are too many.
@@ -24,11 +25,11 @@ def kept_of_long(special: Sequence[bool], limit: int) -> list[int] | None:
         return None
     length = _water_level([len(run) for run in runs], room)
     left = room - sum(min(len(run), length) for run in runs)
+    longer = sorted((n for n, run in enumerate(runs) if len(run) > length), key=lambda n: (len(runs[n]), n))
+    with_one_more = set(longer[len(longer) - left :])
     kept = [n for n, flag in enumerate(special) if flag]
-    for run in runs:
-        extra = left > 0 and len(run) > length
-        left -= extra
-        kept += run[: length + extra]
+    for n, run in enumerate(runs):
+        kept += run[: length + (n in with_one_more)]
     return sorted(kept)
 
 

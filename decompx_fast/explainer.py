@@ -95,7 +95,9 @@ class DecompX:
                 f"model is a {type(model).__name__}: give a loaded model, or use DecompX.from_pretrained(path)"
             )
         if tokenizer is not None and not callable(tokenizer):
-            raise InputError(f"tokenizer is a {type(tokenizer).__name__}: give a loaded tokenizer, or leave it out")
+            way = "wrap it as transformers.PreTrainedTokenizerFast(tokenizer_object=...)"
+            way = way if hasattr(tokenizer, "encode_batch") else "give a loaded tokenizer, or leave it out"
+            raise InputError(f"tokenizer is a {type(tokenizer).__name__}: {way}")
         if config is not None and not isinstance(config, DecompXConfig):
             raise OptionError(f"config is a {type(config).__name__}: give a DecompXConfig, or single options by name")
         self.model = model

@@ -51,7 +51,8 @@ def to_dict(explanation: Explanation) -> dict[str, Any]:
         {"layer": site.layer, "place": site.place, "value": site.value.tolist()} for site in explanation.bias_sites
     ]
     data["component_shares"] = {name: value.tolist() for name, value in explanation.component_shares.items()}
-    data["dtypes"] = {name: _dtype_name(getattr(explanation, name)) for name in ("scores", "target_logits", "logits")}
+    tensors = {name: getattr(explanation, name) for name in _TENSORS}
+    data["dtypes"] = {name: _dtype_name(value) for name, value in tensors.items() if value is not None}
     return data
 
 
