@@ -103,16 +103,35 @@ def printable(text: str) -> str:
     return "".join(_printable_character(char) for char in text)
 
 
+#: Characters that nobody sees but that turn, break or hide what stands around them in a terminal: marks of direction,
+#: separators of lines, blanks of no width. Joiners stay, which letters and emoji need.
+_STEERING = frozenset(
+    map(
+        chr,
+        (0x061C, 0x180E, 0x200B, 0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2060, 0x2070), 0xFEFF)
+        + (0xFFF9, 0xFFFA, 0xFFFB),
+    )
+)
+
+
+def escaped(text: str) -> str:
+    """The text with characters that steer its direction or cannot be seen written by number, as ``\\u202e``."""
+    if text.isprintable():
+        return text
+    return "".join(f"\\u{ord(char):04x}" if char in _STEERING else char for char in text)
+
+
 def score_format(values: Iterable[float]) -> Callable[[float], str]:
-    """How to write scores so that the largest has four digits that count, always with a sign."""
+    """How to write scores so that the largest has four digits that count, always with a sign: what reads as zero, +."""
     largest = max((abs(value) for value in values if math.isfinite(value)), default=0.0)
-    if largest == 0.0:
-        return lambda value: f"{value:+.3f}"
-    magnitude = math.floor(math.log10(largest))
-    if not -5 <= magnitude <= 6:
-        return lambda value: f"{value:+.3e}"
-    decimals = max(0, 3 - magnitude)
-    return lambda value: f"{value:+.{decimals}f}"
+    magnitude = math.floor(math.log10(largest)) if largest else 0
+    form = f"+.{max(0, 3 - magnitude)}f" if -5 <= magnitude <= 6 else "+.3e"
+
+    def write(value: float) -> str:
+        written = format(value, form)
+        return written if float(written) else format(0.0, form)
+
+    return write
 
 
 def strength(value: float, largest: float) -> float:

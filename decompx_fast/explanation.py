@@ -24,6 +24,10 @@ SourceUnit = Literal["token", "word", "sentence", "group"]
 EngineName = Literal["reference", "forward", "adjoint"]
 
 
+#: Of a long list, in a ``repr``.
+_NAMES_SHOWN = 5
+
+
 @dataclass(frozen=True, eq=False)
 class Site:
     """The share of one bias, which belongs to a place in the model and to no token.
@@ -132,13 +136,13 @@ class Explanation:
         label, probabilities = self.predicted_label, self.probabilities
         if probabilities is None:
             values = zip(self.labels, self.logits.tolist(), strict=True)
-            outcome = ", ".join(f"{name}={value:.4g}" for name, value in values)
+            outcome = _some([f"{name}={value:.4g}" for name, value in values])
         elif isinstance(label, tuple):
-            outcome = f"predicted={', '.join(label) or 'none'}"
+            outcome = f"predicted={_some(label) or 'none'}"
         else:
             outcome = f"predicted={label} ({float(probabilities.max()):.1%})"
         return (
-            f"Explanation({len(self)} {self.source_unit}s, {outcome}, targets={list(self.targets)}, "
+            f"Explanation({len(self)} {self.source_unit}s, {outcome}, targets=[{_some([*map(repr, self.targets)])}], "
             f"engine={self.engine!r}, completeness_error={self.completeness_error:.1e})"
         )
 
@@ -426,6 +430,12 @@ class Explanation:
         from .render import plot
 
         return plot(self, ax, target=target, top=top)
+
+
+def _some(names: Sequence[str]) -> str:
+    """The first of many names, and how many more there are."""
+    more = [f"... {len(names) - _NAMES_SHOWN} more"] if len(names) > _NAMES_SHOWN + 1 else []
+    return ", ".join([*(names[:_NAMES_SHOWN] if more else names), *more])
 
 
 def _group_name(explanation: Explanation, positions: Sequence[int], span: Span | None) -> str:

@@ -30,6 +30,7 @@ from .display import (
     CLASSES_SHOWN,
     Piece,
     completeness,
+    escaped,
     largest_magnitude,
     layout_text,
     outcomes,
@@ -133,7 +134,7 @@ class _Terminal:
 
     def plain(self, text: str) -> str:
         """Only characters that the terminal shows and can encode."""
-        return printable(text).encode(self.encoding, "backslashreplace").decode(self.encoding)
+        return escaped(printable(text)).encode(self.encoding, "backslashreplace").decode(self.encoding)
 
     def heading(self) -> Table:
         explanation, column = self.explanation, self.column
