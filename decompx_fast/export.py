@@ -122,7 +122,12 @@ def load_explanation(path: str | os.PathLike[str]) -> Explanation:
             _check_header(name, header)
             tensors = {key: file.get_tensor(key) for key in file.keys()}
     except (SafetensorError, OSError) as error:
-        raise InputError(f"{name} cannot be read as an explanation ({error}): save the explanation again.") from error
+        with open(name, "rb") as start:
+            is_json = start.read(1) in (b"{", b"[")
+        way = (
+            "it looks like JSON, which decompx_fast.read_json(path) reads" if is_json else "save the explanation again"
+        )
+        raise InputError(f"{name} cannot be read as an explanation ({error}): {way}.") from error
     try:
         return _from_parts(json.loads(header["explanation"]), tensors)
     except (KeyError, TypeError, ValueError) as error:

@@ -59,11 +59,13 @@ def whole_numbers(row: Any, where: str) -> Tensor:
 
 def as_tensor(row: Any) -> Tensor:
     """A tensor on the CPU; arrays may be reversed, unsigned, or of the other byte order, which torch does not take."""
-    if isinstance(row, Tensor) or not hasattr(row, "astype") or not is_whole(row):
+    kind = getattr(getattr(row, "dtype", None), "kind", "")
+    if isinstance(row, Tensor) or not hasattr(row, "astype") or kind not in ("i", "u", "f"):
         return torch.as_tensor(row, device="cpu")
-    if row.size and int(row.max()) >= 2**63:  # only unsigned numbers can be
+    if kind == "u" and row.size and int(row.max()) >= 2**63:
         raise OverflowError(f"{int(row.max())} of {row.dtype}")
-    return torch.as_tensor(row.astype("int64"), device="cpu")
+    dtype = row.dtype.newbyteorder("=") if kind == "f" else "int64"
+    return torch.as_tensor(row.astype(dtype, order="C"), device="cpu")
 
 
 def refuse_tables(items: Any) -> None:

@@ -113,6 +113,17 @@ def test_tensors_of_unsigned_numbers(bare, dtype):
     assert bare.explain(torch.tensor([7, 8], dtype=dtype)).token_ids == (7, 8)
 
 
+def test_directions_in_arrays_of_every_kind(bare):
+    weights = np.array([1.0, -0.5, 0.25])
+    expected = bare.explain([7, 8], targets=weights).scores
+    for form in (weights[::-1].copy()[::-1], weights.astype(">f8"), weights.astype(">f4"), weights.astype("<f2")):
+        assert torch.equal(bare.explain([7, 8], targets=form).scores, expected)
+    assert torch.equal(
+        bare.explain([7, 8], targets=np.array([1, 0, 2], dtype="uint16")[::-1]).scores,
+        bare.explain([7, 8], targets={0: 2, 2: 1}).scores,
+    )
+
+
 def test_numbers_that_no_id_can_be(bare):
     for ids in ([7, 2**70], np.array([7, 2**63], dtype="uint64")):
         refuses(bare.explain, ids, match=("the input holds what can be no token id",))

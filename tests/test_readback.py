@@ -114,4 +114,6 @@ def test_files_that_cannot_be_read(text: bytes, match: tuple[str, ...], tmp_path
     (tmp_path / "results").write_bytes(text)
     refuses(read_json, tmp_path / "results", match=("results", *match))
     refuses(read_json, tmp_path / "missing", match=("missing cannot be read: No such file",))
+    (tmp_path / "json").write_text("[\n]")
+    refuses(Explanation.load, tmp_path / "json", match=("looks like JSON, which decompx_fast.read_json(path) reads",))
     refuses(read_json, tmp_path, match=("cannot be read: Is a directory",))
