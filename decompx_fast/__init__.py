@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from .errors import DecompXError, UnsupportedModelError
     from .explainer import DecompX
     from .explanation import Explanation
+    from .failure import Failure
+    from .readback import read_json
 
 __version__ = "0.1.0"
 
@@ -21,8 +23,10 @@ __all__ = [
     "DecompXConfig",
     "DecompXError",
     "Explanation",
+    "Failure",
     "UnsupportedModelError",
     "__version__",
+    "read_json",
 ]
 
 _MODULE_OF = {
@@ -30,7 +34,9 @@ _MODULE_OF = {
     "DecompXConfig": "config",
     "DecompXError": "errors",
     "Explanation": "explanation",
+    "Failure": "failure",
     "UnsupportedModelError": "errors",
+    "read_json": "readback",
 }
 
 

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from .tokens import readable_tokens
+
 if TYPE_CHECKING:
     from .explanation import Explanation
     from .words import Span
@@ -22,7 +24,6 @@ VISIBLE = 0.03  # share of the colour scale from which a source is coloured
 FOR_RGB = (0, 134, 95)
 AGAINST_RGB = (222, 50, 50)
 _WHITESPACE_MARKS = {" ": "\u2423", "\n": "\u23ce", "\t": "\u21e5"}
-_SPACE_MARKERS = ("\u0120", "\u2581")  # how byte-level BPE and SentencePiece write a leading space
 
 
 @dataclass
@@ -96,12 +97,10 @@ def source_labels(explanation: Explanation) -> list[str]:
     shared = Counter(span for span in explanation.spans if span is not None)
     seen: Counter[Span] = Counter()
     labels = []
+    readable = readable_tokens(explanation.tokens, explanation.special)
     for position, span in enumerate(explanation.spans):
-        token = explanation.tokens[position]
-        if explanation.special[position]:
-            label = token
-        elif span is None or span[1] == span[2]:
-            label = _without_markers(token)
+        if explanation.special[position] or span is None or span[1] == span[2]:
+            label = readable[position]
         else:
             label = explanation.source_text(position)
         label = " ".join(printable(label).split()) or _visible_whitespace(label)
@@ -119,16 +118,35 @@ def printable(text: str) -> str:
     return "".join(_printable_character(char) for char in text)
 
 
+#: Characters that nobody sees but that turn, break or hide what stands around them in a terminal: marks of direction,
+#: separators of lines, blanks of no width. Joiners stay, which letters and emoji need.
+_STEERING = frozenset(
+    map(
+        chr,
+        (0x061C, 0x180E, 0x200B, 0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2060, 0x2070), 0xFEFF)
+        + (0xFFF9, 0xFFFA, 0xFFFB),
+    )
+)
+
+
+def escaped(text: str) -> str:
+    """The text with characters that steer its direction or cannot be seen written by number, as ``\\u202e``."""
+    if text.isprintable():
+        return text
+    return "".join(f"\\u{ord(char):04x}" if char in _STEERING else char for char in text)
+
+
 def score_format(values: Iterable[float]) -> Callable[[float], str]:
-    """How to write scores so that the largest has four digits that count, always with a sign."""
+    """How to write scores so that the largest has four digits that count, always with a sign: what reads as zero, +."""
     largest = max((abs(value) for value in values if math.isfinite(value)), default=0.0)
-    if largest == 0.0:
-        return lambda value: f"{value:+.3f}"
-    magnitude = math.floor(math.log10(largest))
-    if not -5 <= magnitude <= 6:
-        return lambda value: f"{value:+.3e}"
-    decimals = max(0, 3 - magnitude)
-    return lambda value: f"{value:+.{decimals}f}"
+    magnitude = math.floor(math.log10(largest)) if largest else 0
+    form = f"+.{max(0, 3 - magnitude)}f" if -5 <= magnitude <= 6 else "+.3e"
+
+    def write(value: float) -> str:
+        written = format(value, form)
+        return written if float(written) else format(0.0, form)
+
+    return write
 
 
 def strength(value: float, largest: float) -> float:
@@ -190,17 +208,6 @@ def _percent(probability: float) -> str:
     if 0.0 < probability < 0.0005:
         return "<0.1%"
     return ">99.9%" if 0.9995 <= probability < 1.0 else f"{probability:.1%}"
-
-
-def _without_markers(token: str) -> str:
-    if token.startswith("##") and len(token) > 2:
-        return token[2:]
-    if token == "\u010a":  # how byte-level BPE writes a line break
-        return "\n"
-    for marker in _SPACE_MARKERS:
-        if token.startswith(marker):
-            return token[1:] or " "
-    return token
 
 
 def _visible_whitespace(text: str) -> str:

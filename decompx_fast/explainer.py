@@ -6,18 +6,19 @@ import dataclasses
 import difflib
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, get_args, overload
 
 import torch
 from torch import nn
 
 from .config import DecompXConfig
 from .dispatch import Execution, choose_engine, records
-from .encoding import Reader
+from .encoding import Reader, with_ids
 from .engines.plan import ModelShape, Plan, plan
 from .errors import InputError, OptionError
 from .explanation import Explanation, ProblemType
 from .explanations import Explanations
+from .failure import Failure
 from .job import Job
 from .linearize.registry import (
     find_family,
@@ -25,7 +26,7 @@ from .linearize.registry import (
     specification,
     unwrap,
 )
-from .sources import resolve_sources
+from .sources import check_unit, with_sources
 from .stream import stream
 from .targets import resolve_targets
 
@@ -36,11 +37,16 @@ DTYPES = {
     "float16": torch.float16,
 }
 
+#: What becomes of an input that cannot be explained.
+OnError = Literal["raise", "skip"]
+
 #: Arguments of a call besides the options of the method.
 ARGUMENTS = (
     "targets",
     "sources",
     "truncate",
+    "on_error",
+    "ids",
     "batch_size",
     "engine",
     "dtype",
@@ -90,7 +96,9 @@ class DecompX:
                 f"model is a {type(model).__name__}: give a loaded model, or use DecompX.from_pretrained(path)"
             )
         if tokenizer is not None and not callable(tokenizer):
-            raise InputError(f"tokenizer is a {type(tokenizer).__name__}: give a loaded tokenizer, or leave it out")
+            way = "wrap it as transformers.PreTrainedTokenizerFast(tokenizer_object=...)"
+            way = way if hasattr(tokenizer, "encode_batch") else "give a loaded tokenizer, or leave it out"
+            raise InputError(f"tokenizer is a {type(tokenizer).__name__}: {way}")
         if config is not None and not isinstance(config, DecompXConfig):
             raise OptionError(f"config is a {type(config).__name__}: give a DecompXConfig, or single options by name")
         self.model = model
@@ -173,7 +181,17 @@ class DecompX:
         """The same as :meth:`explain`."""
         return self.explain(texts, **arguments)
 
-    def explain(self, texts: Any, **arguments: Any) -> Explanation | Explanations[Explanation]:
+    @overload
+    def explain(
+        self, texts: Any, *, on_error: Literal["raise"] = ..., **arguments: Any
+    ) -> Explanation | Explanations[Explanation]: ...
+
+    @overload
+    def explain(
+        self, texts: Any, *, on_error: OnError, **arguments: Any
+    ) -> Explanation | Failure | Explanations[Explanation | Failure]: ...
+
+    def explain(self, texts: Any, **arguments: Any) -> Any:
         """Explain one input, or a list of them.
 
         Args:
@@ -182,7 +200,8 @@ class DecompX:
             **arguments: as for :meth:`explain_iter`.
 
         Returns:
-            One explanation for one input; for a list or a batch a list, which a notebook shows like a single one.
+            One explanation for one input; for a list or a batch a list, which a notebook shows like a single one. With
+            ``on_error="skip"`` a :class:`Failure` stands in the place of each input that could not be explained.
 
         Raises:
             InputError: for what cannot be explained, naming the input.
@@ -192,7 +211,17 @@ class DecompX:
         found = Explanations(results)
         return found[0] if single else found
 
-    def explain_iter(self, texts: Iterable[Any], **arguments: Any) -> Iterator[Explanation]:
+    @overload
+    def explain_iter(
+        self, texts: Iterable[Any], *, on_error: Literal["raise"] = ..., **arguments: Any
+    ) -> Iterator[Explanation]: ...
+
+    @overload
+    def explain_iter(
+        self, texts: Iterable[Any], *, on_error: OnError, **arguments: Any
+    ) -> Iterator[Explanation | Failure]: ...
+
+    def explain_iter(self, texts: Iterable[Any], **arguments: Any) -> Any:
         """Explain many inputs, yielding each as it is done, in order; memory does not grow with their number.
 
         Args:
@@ -201,6 +230,10 @@ class DecompX:
                 difference); several of these in a list; ``None``: all classes, at no extra cost.
             sources: what a source is: ``"token"``, ``"word"``, ``"sentence"``, or one group id per token.
             truncate: cut inputs that are too long for the model, with a warning, instead of refusing them.
+            on_error: ``"raise"`` ends at the first input that cannot be explained, after those before it; ``"skip"``
+                yields a :class:`Failure` in its place and goes on. What is wrong with the call is always raised.
+            ids: a name of yours for each input, a string or a whole number, kept as ``metadata["id"]`` beside
+                ``metadata["input"]``, its place from 0; for a single input, its name.
             batch_size: as for :class:`DecompX`.
             engine: as for :class:`DecompX`.
             dtype: as for :class:`DecompX`.
@@ -272,6 +305,8 @@ class DecompX:
         targets: Any = None,
         sources: Any = "token",
         truncate: bool = False,
+        on_error: OnError = "raise",
+        ids: Any = None,
         batch_size: int | None = None,
         engine: str | None = None,
         dtype: str | torch.dtype | None = None,
@@ -281,9 +316,13 @@ class DecompX:
         workspace_bytes: int | None = None,
         positions: Sequence[int] = (),
         **options: Any,
-    ) -> tuple[Iterator[Explanation], bool]:
+    ) -> tuple[Iterator[Explanation | Failure], bool]:
         """Check every argument now, and return a lazy stream."""
         _refuse_misspelt_arguments(options)
+        if on_error not in get_args(OnError):
+            raise OptionError(f"on_error={on_error!r}: use 'raise' or 'skip'")
+        skip = on_error == "skip"
+        check_unit(sources)
         job = Job(
             explainer=self,
             config=self.config.replace(**options),
@@ -295,12 +334,17 @@ class DecompX:
             positions=_check_positions(positions),
         )
         limits = input_limits(self.model)
-        reader = Reader(self.tokenizer, limits.positions, sizes=limits.sizes, truncate=truncate, device=self.device)
+        reader = Reader(
+            self.tokenizer, limits.positions, sizes=limits.sizes, truncate=truncate, skip=skip, device=self.device
+        )
         encoded, single = reader.read(texts)
+        if ids is not None:
+            encoded = with_ids(encoded, [ids] if single else ids)
         size = self.batch_size if batch_size is None else _check_batch_size(batch_size)
         total = len(texts) if isinstance(texts, Sequence) and not single else None
-        pairs = ((one, resolve_sources(sources, one)) for one in encoded)
-        return stream(job.run, pairs, batch_size=size, total=total, progress=progress), single
+        pairs = with_sources(encoded, sources, skip=skip)
+        run = job.run_or_fail if skip else job.run
+        return stream(run, pairs, batch_size=size, total=total, progress=progress), single
 
 
 def _refuse_misspelt_arguments(options: Mapping[str, Any]) -> None:

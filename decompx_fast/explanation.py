@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, SupportsIndex, TypeAlias, get_args
 
@@ -25,6 +25,10 @@ EngineName = Literal["reference", "forward", "adjoint"]
 
 #: A target as users name it: a name, the index of a class, or None for the predicted class.
 Target: TypeAlias = str | SupportsIndex | None
+
+
+#: Of a long list, in a ``repr``.
+_NAMES_SHOWN = 5
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,18 +139,23 @@ class Explanation:
         label, probabilities = self.predicted_label, self.probabilities
         if probabilities is None:
             values = zip(self.labels, self.logits.tolist(), strict=True)
-            outcome = ", ".join(f"{name}={value:.4g}" for name, value in values)
+            outcome = _some([f"{name}={value:.4g}" for name, value in values])
         elif isinstance(label, tuple):
-            outcome = f"predicted={', '.join(label) or 'none'}"
+            outcome = f"predicted={_some(label) or 'none'}"
         else:
             outcome = f"predicted={label} ({float(probabilities.max()):.1%})"
         return (
-            f"Explanation({len(self)} {self.source_unit}s, {outcome}, targets={list(self.targets)}, "
+            f"Explanation({len(self)} {self.source_unit}s, {outcome}, targets=[{_some([*map(repr, self.targets)])}], "
             f"engine={self.engine!r}, completeness_error={self.completeness_error:.1e})"
         )
 
     def _repr_html_(self) -> str:
         return self.to_html()
+
+    @property
+    def ok(self) -> bool:
+        """True: the input was explained; see :class:`decompx_fast.Failure`."""
+        return True
 
     @property
     def probabilities(self) -> torch.Tensor | None:
@@ -307,7 +316,7 @@ class Explanation:
         return to_dataframe(self)
 
     def to_dict(self, *, details: bool = False) -> dict[str, Any]:
-        """Plain lists, strings and numbers, ready for JSON; of ``stages`` only the shapes.
+        """Plain lists, strings and numbers, ready for JSON; of ``stages`` only the shapes. :meth:`from_dict` reads it.
 
         Args:
             details: with ``bias_sites`` and ``component_shares``, where the engine tells them: many times longer than
@@ -319,6 +328,17 @@ class Explanation:
         from .export import to_dict
 
         return to_dict(self, details=details)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Explanation:
+        """What :meth:`to_dict` made, also after JSON; ``stages`` are not in it. See also ``decompx_fast.read_json``.
+
+        Raises:
+            InputError: if a part is missing or does not fit the others.
+        """
+        from .readback import from_dict
+
+        return from_dict(data)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write everything to one ``.safetensors`` file; an interrupted save leaves an older file as it was.
@@ -389,3 +409,9 @@ class Explanation:
         from .render import plot
 
         return plot(self, ax, target=target, top=top)
+
+
+def _some(names: Sequence[str]) -> str:
+    """The first of many names, and how many more there are."""
+    more = [f"... {len(names) - _NAMES_SHOWN} more"] if len(names) > _NAMES_SHOWN + 1 else []
+    return ", ".join([*(names[:_NAMES_SHOWN] if more else names), *more])

@@ -56,7 +56,13 @@ def to_dict(explanation: Explanation, *, details: bool = False) -> dict[str, Any
             {"layer": site.layer, "place": site.place, "value": site.value.tolist()} for site in explanation.bias_sites
         ]
         data["component_shares"] = {name: value.tolist() for name, value in explanation.component_shares.items()}
+    tensors = {name: getattr(explanation, name) for name in _TENSORS}
+    data["dtypes"] = {name: _dtype_name(value) for name, value in tensors.items() if value is not None}
     return data
+
+
+def _dtype_name(value: torch.Tensor) -> str:
+    return str(value.dtype).removeprefix("torch.")
 
 
 def to_dataframe(explanation: Explanation) -> pd.DataFrame:
@@ -121,7 +127,12 @@ def load_explanation(path: str | os.PathLike[str]) -> Explanation:
             _check_header(name, header)
             tensors = {key: file.get_tensor(key) for key in file.keys()}
     except (SafetensorError, OSError) as error:
-        raise InputError(f"{name} cannot be read as an explanation ({error}): save the explanation again.") from error
+        with open(name, "rb") as start:
+            is_json = start.read(1) in (b"{", b"[")
+        way = (
+            "it looks like JSON, which decompx_fast.read_json(path) reads" if is_json else "save the explanation again"
+        )
+        raise InputError(f"{name} cannot be read as an explanation ({error}): {way}.") from error
     try:
         return _from_parts(json.loads(header["explanation"]), tensors)
     except (KeyError, TypeError, ValueError) as error:

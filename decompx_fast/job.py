@@ -14,6 +14,7 @@ from .encoding import Encoded
 from .engines.attribution import Attribution
 from .errors import InputError, OptionError
 from .explanation import Explanation, Site
+from .failure import OF_AN_INPUT, Failure
 from .linearize.registry import HuggingFaceLinearization, linearize, plain_mode, unwrap
 from .sources import Sources
 from .stream import Pair
@@ -60,6 +61,15 @@ class Job:
             self._explanation(n, encoded, sources, linearization, attribution, seconds)
             for n, (encoded, sources) in enumerate(batch)
         ]
+
+    def run_or_fail(self, batch: Sequence[Pair]) -> list[Explanation | Failure]:
+        """The same, with failures in place: if a batch fails as a whole, its inputs are explained one by one."""
+        try:
+            return [*self.run(batch)]
+        except OF_AN_INPUT as error:
+            if len(batch) == 1:
+                return [Failure.of(batch[0][0].number, error)]
+        return [found for pair in batch for found in self.run_or_fail([pair])]
 
     def _linearize(self, batch: Sequence[Encoded]) -> HuggingFaceLinearization:
         device = self.explainer.device
@@ -146,10 +156,10 @@ class Job:
             stages={name: value[n].cpu() for name, value in attribution.stages.items()},
             bias_sites=sites,
             component_shares={name: value[n].cpu() for name, value in attribution.components.items()},
-            metadata=self._metadata(linearization),
+            metadata=self._metadata(linearization, encoded),
         )
 
-    def _metadata(self, linearization: HuggingFaceLinearization) -> Mapping[str, Any]:
+    def _metadata(self, linearization: HuggingFaceLinearization, encoded: Encoded) -> Mapping[str, Any]:
         model = unwrap(self.explainer.model)
         constants = linearization.embedding.dtype  # the adjoint engine has no decomposed state of another dtype
         dtype = constants if self.dtype is None or self.engine == "adjoint" else self.dtype
@@ -158,4 +168,6 @@ class Job:
             "architecture": type(model).__name__,
             "dtype": str(dtype).removeprefix("torch."),
             "largest_layer_gap": linearization.max_gap,
+            "input": encoded.number,
+            **encoded.about,
         }

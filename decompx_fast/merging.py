@@ -9,7 +9,7 @@ import torch
 
 from .errors import InputError
 from .explanation import Explanation
-from .words import Span, group_by_word
+from .words import NO_PLACES, Span, group_by_word
 
 
 def merge_words(explanation: Explanation) -> Explanation:
@@ -25,6 +25,8 @@ def merge_words(explanation: Explanation) -> Explanation:
         raise InputError(f"words() merges tokens, but the sources here are {unit}s: explain with tokens.")
     if not explanation.texts:
         raise InputError("words() needs the text, but only token ids were given: explain the text itself.")
+    if not any(explanation.spans) and not all(explanation.special):
+        raise InputError(f"words() cannot merge these tokens: {NO_PLACES}.")
     groups = group_by_word(explanation.spans, explanation.special, explanation.texts)
     group_of_token = torch.empty(len(explanation), dtype=torch.long)
     for index, group in enumerate(groups):

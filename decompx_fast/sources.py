@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,9 @@ from torch import Tensor
 from .encoding import Encoded
 from .errors import InputError, shown
 from .explanation import SourceUnit
-from .words import Span, TokenGroup, group_by_word
+from .failure import OF_AN_INPUT, Failure
+from .tokens import readable_tokens
+from .words import NO_PLACES, Span, TokenGroup, group_by_word
 
 UNITS = ("token", "word", "sentence")
 
@@ -48,6 +50,12 @@ class Sources:
         return ids
 
 
+def check_unit(sources: Any) -> None:
+    """Raise an InputError for a unit that does not exist."""
+    if isinstance(sources, str) and sources not in UNITS:
+        raise InputError(f"sources={sources!r}: use one of {', '.join(map(repr, UNITS))}, or a group id per token")
+
+
 def resolve_sources(sources: Any, encoded: Encoded) -> Sources | None:
     """The sources that the user asked for; ``None`` where each token is one.
 
@@ -59,20 +67,38 @@ def resolve_sources(sources: Any, encoded: Encoded) -> Sources | None:
         InputError: for an unknown unit, for ids that do not fit the tokens, or if the text is not known.
     """
     if isinstance(sources, str):
-        if sources not in UNITS:
-            raise InputError(f"sources={sources!r}: use one of {', '.join(map(repr, UNITS))}, or a group id per token")
+        check_unit(sources)
         if sources == "token":
             return None
         if not encoded.texts:
             raise InputError(
-                f"sources={sources!r} needs to know where each token lies in the text: give texts, with a fast "
-                "tokenizer, or give group ids instead"
+                f"sources={sources!r} needs to know where each token lies in the text: give texts, or give group ids "
+                "instead"
             )
+        if not any(encoded.spans):
+            raise InputError(f"sources={sources!r} cannot be made: {NO_PLACES}; give group ids instead")
         groups = group_by_word(encoded.spans, encoded.special, encoded.texts)
         if sources == "sentence":
             groups = _by_sentence(groups, encoded)
         return Sources("word" if sources == "word" else "sentence", tuple(groups), _names(groups, encoded))
     return _from_ids(sources, encoded)
+
+
+def with_sources(
+    inputs: Iterator[Encoded | Failure], sources: Any, *, skip: bool
+) -> Iterator[tuple[Encoded, Sources | None] | Failure]:
+    """Each input with its sources; with ``skip``, a failure for one that has no such sources."""
+    for one in inputs:
+        if isinstance(one, Failure):
+            yield one
+            continue
+        try:
+            found: tuple[Encoded, Sources | None] | Failure = one, resolve_sources(sources, one)
+        except OF_AN_INPUT as error:
+            if not skip:
+                raise
+            found = Failure.of(one.number, error)
+        yield found
 
 
 def _from_ids(ids: Any, encoded: Encoded) -> Sources:
@@ -114,9 +140,10 @@ def _joint_span(positions: Sequence[int], spans: Sequence[Span | None]) -> Span 
 
 def _names(groups: Sequence[TokenGroup], encoded: Encoded) -> tuple[str, ...]:
     names = []
+    readable = readable_tokens(encoded.tokens, encoded.special)
     for group in groups:
         if group.span is not None:
             names.append(encoded.texts[group.span[0]][group.span[1] : group.span[2]])
         else:
-            names.append(" ".join(encoded.tokens[p] for p in group.positions))
+            names.append(" ".join(readable[p].strip() or readable[p] for p in group.positions))
     return tuple(names)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 from .encoding import Encoded
 from .errors import InputError
 from .explanation import Explanation
+from .failure import Failure
 from .sources import Sources
 
 Pair = tuple[Encoded, Sources | None]
@@ -22,18 +23,18 @@ READ_AHEAD = 16
 
 
 def stream(
-    run: Callable[[list[Pair]], list[Explanation]],
-    pairs: Iterator[Pair],
+    run: Callable[[list[Pair]], Sequence[Explanation | Failure]],
+    pairs: Iterator[Pair | Failure],
     *,
     batch_size: int | None,
     total: int | None,
     progress: bool | None,
-) -> Iterator[Explanation]:
+) -> Iterator[Explanation | Failure]:
     """Explain inputs as they come, in batches of equally long ones, and yield in their order.
 
     Args:
         run: explains inputs of the same length and the same number of sources.
-        pairs: inputs with their sources; read a window at a time.
+        pairs: inputs with their sources, or why one has none; read a window at a time.
         batch_size: how many at most are computed together; ``None``: as many as :data:`BATCH_NUMBERS` allows.
         total: how many inputs there are, if that is known.
         progress: show a bar; ``None``: where standard error is a terminal and there are several batches.
@@ -45,11 +46,16 @@ def stream(
             window, error = _read_window(pairs, window_size)
             if not window:
                 break
-            done: dict[int, Explanation] = {}
+            inputs = {n: one for n, one in enumerate(window) if not isinstance(one, Failure)}
+            done: dict[int, Explanation | Failure] = {
+                n: one for n, one in enumerate(window) if isinstance(one, Failure)
+            }
+            advance(len(done))
             ready = 0
-            for batch in _batches(window, batch_size):
-                done |= dict(zip(batch, run([window[n] for n in batch]), strict=True))
-                advance(len(batch))
+            for batch in itertools.chain([[]], _batches(inputs, batch_size)):  # failures alone need no batch
+                if batch:
+                    done |= dict(zip(batch, run([inputs[n] for n in batch]), strict=True))
+                    advance(len(batch))
                 while ready in done:
                     yield done.pop(ready)
                     ready += 1
@@ -57,9 +63,9 @@ def stream(
         raise error
 
 
-def _read_window(pairs: Iterator[Pair], size: int) -> tuple[list[Pair], InputError | None]:
+def _read_window(pairs: Iterator[Pair | Failure], size: int) -> tuple[list[Pair | Failure], InputError | None]:
     """The next inputs, and what is wrong with the one after them, so that what precedes it is still explained."""
-    window: list[Pair] = []
+    window: list[Pair | Failure] = []
     try:
         for pair in itertools.islice(pairs, size):
             window.append(pair)
@@ -68,10 +74,10 @@ def _read_window(pairs: Iterator[Pair], size: int) -> tuple[list[Pair], InputErr
     return window, None
 
 
-def _batches(pairs: Sequence[Pair], batch_size: int | None) -> Iterator[list[int]]:
+def _batches(pairs: Mapping[int, Pair], batch_size: int | None) -> Iterator[list[int]]:
     """Positions of inputs that can be computed together: as long, with as many sources, and the same parts."""
     alike: dict[tuple, list[int]] = {}
-    for n, (encoded, sources) in enumerate(pairs):
+    for n, (encoded, sources) in pairs.items():
         count = len(encoded) if sources is None else len(sources)
         alike.setdefault((len(encoded), count, tuple(encoded.inputs)), []).append(n)
     for (length, count, _), members in alike.items():

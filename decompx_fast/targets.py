@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from .errors import InputError, shown
+from .forms import as_tensor
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ def _column(target: Any, labels: Sequence[str]) -> tuple[str, int | None, Tensor
 
 def _weights(direction: Any, labels: Sequence[str]) -> Tensor:
     try:
-        weights = torch.as_tensor(direction, device="cpu").detach()
+        weights = as_tensor(direction).detach()
     except (TypeError, ValueError, RuntimeError):
         weights = torch.empty(0, device="cpu")
     if tuple(weights.shape) != (len(labels),) or weights.is_complex() or not bool(weights.isfinite().all()):

@@ -30,6 +30,7 @@ from .display import (
     VISIBLE,
     Piece,
     colour_scale,
+    escaped,
     hexadecimal,
     layout_text,
     outcomes,
@@ -117,7 +118,7 @@ class _Terminal:
 
     def plain(self, text: str) -> str:
         """Only characters that the terminal shows and can encode."""
-        return printable(text).encode(self.encoding, "backslashreplace").decode(self.encoding)
+        return escaped(printable(text)).encode(self.encoding, "backslashreplace").decode(self.encoding)
 
     def heading(self) -> Table:
         explanation, column = self.explanation, self.column

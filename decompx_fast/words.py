@@ -14,6 +14,12 @@ from typing import Literal, NamedTuple
 Span = tuple[int, int, int]
 """``(segment, start, end)``: characters ``start`` to ``end`` (excluded) of the text number ``segment``."""
 
+NO_PLACES = (
+    "this tokenizer does not say where its tokens are in the text, and they do not follow it closely enough to be "
+    "found there (a fast tokenizer says it)"
+)
+"""Why the tokens of a known text have no spans."""
+
 _Kind = Literal["space", "letter", "ideograph", "punctuation", "symbol", "extend"]
 
 _ZERO_WIDTH_JOINER = "\u200d"

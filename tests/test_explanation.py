@@ -154,6 +154,10 @@ def test_len_and_repr_are_short() -> None:
     )
     assert "class 0=3" in repr(simple([1, 2], problem_type="regression"))
     assert "predicted=none" in repr(simple([-1, -2], problem_type="multi_label"))
+    for problem_type in ("single_label", "multi_label", "regression"):
+        many = simple([[1.0] * 1000], problem_type=problem_type)
+        assert len(repr(many)) < 500 and "'class 4', ... 995 more]" in repr(many)
+    assert "'class 5']" in repr(simple([[1.0] * 6])), "one more is shown rather than counted"
 
 
 def test_explanation_is_its_own_identity() -> None:

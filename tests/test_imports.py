@@ -19,13 +19,24 @@ PACKAGE = "decompx_fast"
 
 BASE = {"config", "errors", "activations", "optional"}
 SHOWN = {"render", "terminal", "page", "plot", "fonts", "account", "display"}
-RESULT = {"explanation", "explanations", "merging", "export", "words", "checks", *SHOWN}
-REQUEST = {"encoding", "sources", "targets"}
+RESULT = {
+    "explanation",
+    "explanations",
+    "merging",
+    "export",
+    "readback",
+    "failure",
+    "words",
+    "tokens",
+    "checks",
+    *SHOWN,
+}
+REQUEST = {"encoding", "forms", "alignment", "cutting", "notices", "sources", "targets"}
 BELOW_EXPLAINER = {*BASE, *RESULT, *REQUEST, "kernels", "ops", "linearize", "engines"}
 
 # What each part of the package may import of the package. The parts are modules and folders of decompx_fast.
 MAY_IMPORT = {
-    "": {"explainer", "explanation", "config", "errors"},
+    "": {"explainer", "explanation", "failure", "readback", "config", "errors"},
     "errors": set(),
     "config": {"errors"},
     "activations": {"errors"},

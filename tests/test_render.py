@@ -82,6 +82,23 @@ def test_source_labels_are_readable() -> None:
     assert source_labels(bare) == ["ing", "good", "\u2423", "\u23ce", "a b"]
 
 
+@pytest.mark.parametrize(
+    ("tokens", "labels"),
+    [
+        (["\u0120caf\u00c3\u00a9", "\u0120au"], ["caf\u00e9", "au"]),
+        (["caf", "\u00c3", "\u00a9", "\u010a"], ["caf", "\u00e9 (1/2)", "\u00e9 (2/2)", "\u23ce"]),
+        (["\u00e6\u013f\u00b1", "\u00e4\u00ba\u00ac", "\u0120"], ["\u6771", "\u4eac", "\u2423"]),
+        (["s\u0105"], ["s\u0105"]),  # Polish, in which these letters stand for themselves
+        (["mo\u010d", "\u0121aj"], ["mo\u010d", "\u0121aj"]),
+        (["na\u00efve", "\u00e9t\u00e9"], ["na\u00efve", "\u00e9t\u00e9"]),
+        (["\u6771", "##\u4eac"], ["\u6771", "\u4eac"]),
+    ],
+)
+def test_bytes_of_token_ids_are_shown_as_characters(tokens: list[str], labels: list[str]) -> None:
+    bare = simple([1] * len(tokens), tokens=tuple(tokens), texts=(), spans=(None,) * len(tokens))
+    assert source_labels(bare) == labels
+
+
 def test_printable_takes_away_what_steers_a_terminal() -> None:
     assert printable("a\x1b[31m\x07\r\n\t\x9b\x7f\ud800\u05d0") == "a\u241b[31m\u2407\n\t\ufffd\u2421\ufffd\u05d0"
 
@@ -95,6 +112,9 @@ def test_printable_takes_away_what_steers_a_terminal() -> None:
         ([1.5e-9], ["+1.500e-09"]),
         ([0.0], ["+0.000"]),
         ([math.nan, 2.0], ["+nan", "+2.000"]),
+        ([-0.0], ["+0.000"]),
+        ([1.0, -0.0, -0.0004, 0.0004, -0.0006], ["+1.000", "+0.000", "+0.000", "+0.000", "-0.001"]),
+        ([1e9, -0.0, -1.0], ["+1.000e+09", "+0.000e+00", "-1.000e+00"]),
     ],
 )
 def test_score_format_keeps_four_digits(values: list[float], written: list[str]) -> None:
@@ -219,6 +239,15 @@ def test_show_takes_no_markup_or_escapes_from_the_text() -> None:
     assert "[red]x[/] \u241b[31m" in output
     assert "[bold]no" in output
     assert "\x1b" not in output and "\x07" not in output
+
+
+def test_show_writes_what_turns_or_hides_text_by_number() -> None:
+    text = "pay \u202eevil\u202c \u2067x\u2069 a\u2028b \u200bc \ufeffd \U0001f469\u200d\U0001f52c \u0646\u200c\u0647"
+    output = printed(sample(text, byte_level(), labels=("no\u202e", "yes")))
+    for char in "\u202e\u202c\u2067\u2069\u2028\u200b\ufeff":
+        assert char not in output
+    assert r"\u202eevil\u202c" in output and r"no\u202e" in output
+    assert "\U0001f469\u200d\U0001f52c" in output and "\u0646\u200c\u0647" in output  # joiners are part of what is seen
 
 
 def test_show_on_a_terminal_without_unicode() -> None:

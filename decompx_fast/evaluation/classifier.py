@@ -72,7 +72,7 @@ class Classifier:
         """
         limits = input_limits(self.model)
         reader = Reader(self.explainer.tokenizer, limits.positions, sizes=limits.sizes, truncate=truncate)
-        return list(reader.read(list(texts))[0])
+        return [one for one in reader.read(list(texts))[0] if isinstance(one, Encoded)]  # nothing is skipped
 
     def predict(self, inputs: Sequence[Inputs]) -> Predictions:
         """Run the classifier on inputs of any lengths, equally long ones together, and :data:`FEWEST` at the least.
