@@ -17,7 +17,7 @@ import decompx_fast
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "decompx_fast"
 
-BASE = {"config", "errors", "activations", "optional"}
+BASE = {"config", "errors", "activations", "optional", "failure"}
 RESULT = {"explanation", "export", "render", "display", "words", "checks"}
 REQUEST = {"encoding", "sources", "targets"}
 BELOW_EXPLAINER = {*BASE, *RESULT, *REQUEST, "kernels", "ops", "linearize", "engines"}
@@ -29,6 +29,8 @@ MAY_IMPORT = {
     "config": {"errors"},
     "activations": {"errors"},
     "optional": {"errors"},
+    "failure": set(),
+    "tables": {"errors", "optional"},
     "kernels": {"kernels"},
     "ops": {"ops", "kernels", *BASE},
     "linearize": {"linearize", "ops", *BASE},
@@ -40,8 +42,10 @@ MAY_IMPORT = {
     "job": {"dispatch", "stream", "explainer", *BELOW_EXPLAINER},
     "doctor": {"ops", *BASE},
     "explainer": {"dispatch", "stream", "job", *BELOW_EXPLAINER},
-    "evaluation": {"evaluation", "explainer", "dispatch", *BELOW_EXPLAINER},
-    "cli": {"explainer", "evaluation", "dispatch", "doctor", *BELOW_EXPLAINER},
+    "evaluation": {"evaluation", "explainer", "dispatch", "tables", *BELOW_EXPLAINER},
+    "outputs": {*RESULT, *BASE},
+    "cli": {"explainer", "evaluation", "dispatch", "doctor", "cli_explain", "outputs", "tables", *BELOW_EXPLAINER},
+    "cli_explain": {"explainer", "outputs", "tables", *BELOW_EXPLAINER},
 }
 
 # The other packages that a part may import, where they are limited; the packages that one part alone imports.

@@ -9,7 +9,7 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,7 @@ def evaluate(
     text_column: str | None = None,
     pair_column: str | None = None,
     label_column: str | None = None,
+    label_map: Mapping[Any, str | int] | None = None,
     limit: int | None = None,
     truncate: bool = False,
     seed: int = 0,
@@ -68,7 +69,7 @@ def evaluate(
             method of your own: its code is not among the settings that are compared. With several workers they must
             be importable.
         metrics: names, or ``"all"``: all that the data allow (some need labels, one needs 10 texts).
-        text_column, pair_column, label_column, limit: as for ``read_dataset``.
+        text_column, pair_column, label_column, label_map, limit: as for ``read_dataset``.
         truncate: cut texts that are too long for the model, with a warning, instead of refusing them.
         seed: of ties, of random scores, of methods that draw, of folds and of the bootstrap.
         device: where to compute; ``None`` for the CPU.
@@ -98,6 +99,7 @@ def evaluate(
         text_column=text_column,
         pair_column=pair_column,
         label_column=label_column,
+        label_map=label_map,
         limit=limit,
     )
     wanted = _check_metrics(wanted, dataset)
