@@ -16,7 +16,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from .errors import InputError, OutputError
+from .errors import DecompXError, InputError, OutputError
 from .optional import import_optional
 
 if TYPE_CHECKING:
@@ -147,8 +147,8 @@ def atomic_write(path: str | os.PathLike[str], write: Callable[[str], object]) -
         _flush_to_disk(temporary)
         os.replace(temporary, place)
         temporary = ""
-    except OutputError:
-        raise
+    except DecompXError:
+        raise  # what the writer says is wrong with what it was to write, and not with the file
     except (OSError, SafetensorError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise OutputError(
@@ -163,19 +163,24 @@ def atomic_write(path: str | os.PathLike[str], write: Callable[[str], object]) -
         _flush_to_disk(folder, os.O_RDONLY | os.O_DIRECTORY)
 
 
-def check_place(path: str | os.PathLike[str]) -> None:
-    """Raise an OutputError if no file can be at ``path``; writes nothing."""
+def check_place(path: str | os.PathLike[str], *, example: str = "explanation.safetensors") -> None:
+    """Raise an OutputError if no file can be at ``path``; writes nothing.
+
+    Args:
+        path: where a file shall be.
+        example: the name of such a file, to be suggested where ``path`` is a folder.
+    """
     name = os.fspath(path)
     place = os.path.realpath(name)
     folder = os.path.dirname(place)
-    _check_place(name, place, folder)
+    _check_place(name, place, folder, example)
     if not os.access(folder, os.W_OK):
         raise OutputError(f"{name} cannot be written: you may not write in {folder}. Choose another path.")
 
 
-def _check_place(name: str, place: str, folder: str) -> None:
+def _check_place(name: str, place: str, folder: str, example: str = "explanation.safetensors") -> None:
     if os.path.isdir(place):
-        raise OutputError(f"{name} is a directory: give a file in it, as {Path(name) / 'explanation.safetensors'}.")
+        raise OutputError(f"{name} is a directory: give a file in it, as {Path(name) / example}.")
     if os.path.exists(place) and not os.path.isfile(place):
         raise OutputError(f"{name} is not a regular file, and replacing it would destroy it: choose another path.")
     if not os.path.isdir(folder):

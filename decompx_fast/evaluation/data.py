@@ -29,11 +29,13 @@ class Dataset:
         name: of the file.
         texts: a text or a pair of texts each.
         labels: the index of the right class of each, or ``None`` if they are not known.
+        places: where in the file each is, for messages.
     """
 
     name: str
     texts: tuple[str | tuple[str, str], ...]
     labels: tuple[int, ...] | None
+    places: tuple[str, ...]
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -93,13 +95,15 @@ def read_dataset(
     columns = Columns.choose(first, text=text_column, pair=pair_column)
     label_column = _label_column(first, label_column, label_map)
     texts: list[str | tuple[str, str]] = []
+    places: list[str] = []
     found: list[Labelled] = []
     for row in itertools.islice(itertools.chain([first], rows), limit):
         texts.append(columns.read(row))
+        places.append(row.place)
         if label_column is not None:
             found.append((row.place, row.values.get(label_column)))
     known = None if label_column is None else tuple(resolve_labels(found, labels, label_map))
-    return Dataset(os.path.basename(name), tuple(texts), known)
+    return Dataset(os.path.basename(name), tuple(texts), known, tuple(places))
 
 
 def _name(path: str | os.PathLike[str]) -> str:
@@ -134,4 +138,5 @@ def _read_snippets(labels: Sequence[str], limit: int | None) -> Dataset:
             f"the movie snippets are negative or positive, and the model has {len(labels)} classes: use a "
             "sentiment classifier with the classes negative and positive, in this order"
         )
-    return Dataset(SNIPPETS, tuple(s.text for s in snippets), tuple(s.label for s in snippets))
+    places = tuple(f"snippet {snippet.id}" for snippet in snippets)
+    return Dataset(SNIPPETS, tuple(s.text for s in snippets), tuple(s.label for s in snippets), places)
