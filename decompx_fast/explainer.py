@@ -13,10 +13,11 @@ from torch import nn
 
 from .config import DecompXConfig
 from .dispatch import Execution, choose_engine, records
-from .encoding import Reader
+from .encoding import Reader, is_single
 from .engines.plan import ModelShape, Plan, plan
 from .errors import InputError, OptionError
 from .explanation import Explanation, ProblemType
+from .failure import Failure
 from .job import Job
 from .linearize.registry import (
     find_family,
@@ -40,6 +41,7 @@ ARGUMENTS = (
     "targets",
     "sources",
     "truncate",
+    "on_error",
     "batch_size",
     "engine",
     "dtype",
@@ -191,7 +193,7 @@ class DecompX:
         found = list(results)
         return found[0] if single else found
 
-    def explain_iter(self, texts: Iterable[Any], **arguments: Any) -> Iterator[Explanation]:
+    def explain_iter(self, texts: Iterable[Any], **arguments: Any) -> Iterator[Any]:
         """Explain many inputs, yielding each as it is done, in order; memory does not grow with their number.
 
         Args:
@@ -200,6 +202,8 @@ class DecompX:
                 difference); several of these in a list; ``None``: all classes, at no extra cost.
             sources: what a source is: ``"token"``, ``"word"``, ``"sentence"``, or one group id per token.
             truncate: cut inputs that are too long for the model, with a warning, instead of refusing them.
+            on_error: ``"raise"``, or ``"skip"``: yield a :class:`Failure` in the place of an input that cannot be
+                explained, and go on.
             batch_size: as for :class:`DecompX`.
             engine: as for :class:`DecompX`.
             dtype: as for :class:`DecompX`.
@@ -271,6 +275,7 @@ class DecompX:
         targets: Any = None,
         sources: Any = "token",
         truncate: bool = False,
+        on_error: str = "raise",
         batch_size: int | None = None,
         engine: str | None = None,
         dtype: str | torch.dtype | None = None,
@@ -280,7 +285,7 @@ class DecompX:
         workspace_bytes: int | None = None,
         positions: Sequence[int] = (),
         **options: Any,
-    ) -> tuple[Iterator[Explanation], bool]:
+    ) -> tuple[Iterator[Any], bool]:
         """Check every argument now, and return a lazy stream."""
         _refuse_misspelt_arguments(options)
         job = Job(
@@ -295,11 +300,25 @@ class DecompX:
         )
         limits = input_limits(self.model)
         reader = Reader(self.tokenizer, limits.positions, sizes=limits.sizes, truncate=truncate, device=self.device)
-        encoded, single = reader.read(texts)
+        if on_error not in ("raise", "skip"):
+            raise OptionError(f"on_error={on_error!r}: use 'raise' or 'skip'")
+        encoded: Iterator[Any]
+        if on_error == "skip" and not is_single(texts) and not isinstance(texts, Mapping):
+            encoded, single = _read_or_fail(reader, texts), False
+        else:
+            encoded, single = reader.read(texts)
         size = self.batch_size if batch_size is None else _check_batch_size(batch_size)
         total = len(texts) if isinstance(texts, Sequence) and not single else None
-        pairs = ((one, resolve_sources(sources, one)) for one in encoded)
+        pairs = ((one, None if isinstance(one, Failure) else resolve_sources(sources, one)) for one in encoded)
         return stream(job.run, pairs, batch_size=size, total=total, progress=progress), single
+
+
+def _read_or_fail(reader: Reader, texts: Iterable[Any]) -> Iterator[Any]:
+    for n, text in enumerate(texts):
+        try:
+            yield reader.read_one(text, f"input {n}")
+        except InputError as error:
+            yield Failure(n, str(error), type(error).__name__)
 
 
 def _refuse_misspelt_arguments(options: Mapping[str, Any]) -> None:

@@ -144,7 +144,7 @@ def atomic_write(path: str | os.PathLike[str], write: Callable[[str], object]) -
         mode = os.stat(place if os.path.exists(place) else temporary).st_mode
         write(temporary)
         os.chmod(temporary, stat.S_IMODE(mode))  # a writer that replaces the file may have set its own
-        _flush_to_disk(temporary)
+        flush_to_disk(temporary)
         os.replace(temporary, place)
         temporary = ""
     except DecompXError:
@@ -160,7 +160,7 @@ def atomic_write(path: str | os.PathLike[str], write: Callable[[str], object]) -
             with suppress(OSError):
                 os.unlink(temporary)
     with suppress(OSError, AttributeError):  # the rename itself; not every system lets a folder be opened
-        _flush_to_disk(folder, os.O_RDONLY | os.O_DIRECTORY)
+        flush_to_disk(folder, os.O_RDONLY | os.O_DIRECTORY)
 
 
 def check_place(path: str | os.PathLike[str], *, example: str = "explanation.safetensors") -> None:
@@ -187,7 +187,8 @@ def _check_place(name: str, place: str, folder: str, example: str = "explanation
         raise OutputError(f"{name} cannot be written: there is no folder {folder}. Create it, or choose another path.")
 
 
-def _flush_to_disk(path: str, flags: int = os.O_RDWR) -> None:
+def flush_to_disk(path: str, flags: int = os.O_RDWR) -> None:
+    """Wait until what was written to a file is on its disk."""
     descriptor = os.open(path, flags)
     try:
         os.fsync(descriptor)

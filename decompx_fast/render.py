@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -41,6 +41,7 @@ from .display import (
     value_name,
 )
 from .errors import InputError
+from .failure import Failure
 from .optional import import_optional
 
 if TYPE_CHECKING:
@@ -286,8 +287,28 @@ def render_page(
         target: which one colours the texts; as for ``Explanation.column``.
         title: of the document.
     """
-    views = [_html_view(explanation, target) for explanation in explanations]
-    return _template("page.html.jinja").render(_constants() | {"views": views, "title": printable(title)})
+    return "".join(page_chunks((("", explanation) for explanation in explanations), target=target, title=title))
+
+
+def page_chunks(
+    entries: Iterable[tuple[str, Explanation | Failure]], *, target: Target = None, title: str = "DecompX explanation"
+) -> Iterator[str]:
+    """The same document in parts, made as they are asked for, so that no more than one explanation is held.
+
+    Args:
+        entries: the name of each input, which may be empty, and what came of it.
+        target: as for :func:`render_page`.
+        title: of the document.
+    """
+    views = (_page_view(place, outcome, target) for place, outcome in entries)
+    return _template("page.html.jinja").generate(_constants() | {"views": views, "title": printable(title)})
+
+
+def _page_view(place: str, outcome: Explanation | Failure, target: Target) -> dict[str, Any]:
+    about = {"place": printable(place), "failure": None}
+    if isinstance(outcome, Failure):
+        return about | {"failure": printable(outcome.error)}
+    return about | _html_view(outcome, target)
 
 
 @cache

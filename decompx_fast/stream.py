@@ -6,10 +6,12 @@ import itertools
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 from .encoding import Encoded
 from .errors import InputError
 from .explanation import Explanation
+from .failure import Failure
 from .sources import Sources
 
 Pair = tuple[Encoded, Sources | None]
@@ -28,7 +30,7 @@ def stream(
     batch_size: int | None,
     total: int | None,
     progress: bool | None,
-) -> Iterator[Explanation]:
+) -> Iterator[Any]:
     """Explain inputs as they come, in batches of equally long ones, and yield in their order.
 
     Args:
@@ -45,8 +47,11 @@ def stream(
             window, error = _read_window(pairs, window_size)
             if not window:
                 break
-            done: dict[int, Explanation] = {}
+            done: dict[int, Any] = {n: one for n, (one, _) in enumerate(window) if isinstance(one, Failure)}
             ready = 0
+            while ready in done:
+                yield done.pop(ready)
+                ready += 1
             for batch in _batches(window, batch_size):
                 done |= dict(zip(batch, run([window[n] for n in batch]), strict=True))
                 advance(len(batch))
@@ -72,6 +77,8 @@ def _batches(pairs: Sequence[Pair], batch_size: int | None) -> Iterator[list[int
     """Positions of inputs that can be computed together: as long, with as many sources, and the same parts."""
     alike: dict[tuple, list[int]] = {}
     for n, (encoded, sources) in enumerate(pairs):
+        if isinstance(encoded, Failure):
+            continue
         count = len(encoded) if sources is None else len(sources)
         alike.setdefault((len(encoded), count, tuple(encoded.inputs)), []).append(n)
     for (length, count, _), members in alike.items():

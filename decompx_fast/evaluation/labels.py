@@ -117,8 +117,7 @@ def _refuse_ambiguous(found: Sequence[Labelled], read: Sequence[int | None], cla
         if index is not None and others and index not in numbers[index]:
             raise InputError(
                 f"{place} has the label {shown(value)}, which may mean the class {others[0]!r}, or that with the "
-                f"index {index}, {classes[index]!r}: say by label_map which class each label is, such as "
-                f"label_map={{{str(index)!r}: {others[0]!r}}}"
+                f"index {index}, {classes[index]!r}: say by label_map which class each label is"
             )
 
 
