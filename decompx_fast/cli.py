@@ -16,6 +16,7 @@ import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, get_args
 
 import click
@@ -26,11 +27,25 @@ from .errors import DecompXError, OptionError
 from .tables import FORMATS
 
 if TYPE_CHECKING:
-    from .cli_explain import Session
     from .engines.plan import Plan
     from .explainer import DecompX
 
 PROGRAM = "decompx-fast"
+
+
+@dataclass
+class Session:
+    """What a command tells the end of the program, where errors are said.
+
+    Attributes:
+        kept: what is done and where it is, if the command is ended early.
+    """
+
+    kept: str = ""
+
+    def keep(self, kept: str) -> None:
+        """Say this with whatever ends the command."""
+        self.kept = kept
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -103,6 +118,8 @@ def explain(
     is kept however the run ends; the other files are complete, or beside their
     place as .partial.
     """
+    if not texts and file is None:
+        raise click.UsageError("there is nothing to explain: give a TEXT, or --file FILE")
     from .cli_explain import Outputs, Source, explain_all, run
 
     source = Source(texts, file, format_, {"text": text_column, "pair": pair_column, "id": id_column})
@@ -114,7 +131,8 @@ def explain(
     wanted = {name: value for name, value in options.items() if value is not None}
     wanted["targets"] = [_class(target, explainer.labels) for target in targets] or None
     results = explain_all(explainer, source, skip=skip, words=words, options=wanted)
-    run(results, outputs, session, show=not quiet and not outputs.to_screen, say=_say, total=total)
+    show = not quiet and not outputs.to_screen
+    run(results, outputs, show=show, say=_say, keep=session.keep, total=total)
 
 
 @cli.command()
@@ -174,7 +192,7 @@ def evaluate(session: Session, data: str, out: str, label_map: tuple[str, ...], 
     try:
         found = run_evaluation(data, out=out, label_map=classes, progress=False if quiet else None, **options)
     except KeyboardInterrupt:
-        session.kept = f"what is finished is kept in {out}, where the same command goes on"
+        session.keep(f"what is finished is kept in {out}, where the same command goes on")
         raise
     if not quiet:
         click.echo(found.table())
@@ -232,8 +250,6 @@ def _label_map(pairs: tuple[str, ...]) -> dict[str, str | int] | None:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line and return its exit code."""
-    from .cli_explain import Session
-
     session = Session()
     said = list(sys.argv[1:] if arguments is None else arguments)
     _open_standard_streams()
@@ -273,7 +289,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 #: What the system says where standard output cannot be written: every other file is named by an error of our own.
-_OUTPUT_ERRORS = (errno.ENOSPC, errno.EIO, errno.EBADF, errno.EFBIG, errno.EDQUOT)
+_OUTPUT_ERRORS = {getattr(errno, name, None) for name in ("ENOSPC", "EIO", "EBADF", "EFBIG", "EDQUOT")}
 
 
 class Ended(KeyboardInterrupt):

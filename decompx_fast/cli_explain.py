@@ -63,8 +63,6 @@ class Source:
     def check(self) -> None:
         """Refuse what does not fit together, as a wrong use of the command."""
         if self.file is None:
-            if not self.texts:
-                raise click.UsageError("there is nothing to explain: give a TEXT, or --file FILE")
             if self.format or any(self.columns.values()):
                 raise click.UsageError("--format and the names of columns are for a file: give --file FILE")
         elif format_of(self.file, self.format) == "text" and any(self.columns.values()):
@@ -290,24 +288,13 @@ class _Count:
         return None
 
 
-@dataclass
-class Session:
-    """What a command tells the end of the program, where errors are said.
-
-    Attributes:
-        kept: what is done and where it is, if the command was ended early.
-    """
-
-    kept: str = ""
-
-
 def run(
     results: Iterator[Result],
     outputs: Outputs,
-    session: Session,
     *,
     show: bool,
     say: Callable[[str], object],
+    keep: Callable[[str], object],
     total: int | None,
 ) -> None:
     """Deliver every result, and say what failed, or what is kept if something ends the run early.
@@ -315,9 +302,9 @@ def run(
     Args:
         results: of all inputs.
         outputs: the files.
-        session: is told what is kept.
         show: whether to print tables.
         say: tells the user something, on a line.
+        keep: is told what is done and where it is, if the run ends early; to be said with the error.
         total: how many inputs there are, if it is known.
 
     Raises:
@@ -337,7 +324,7 @@ def run(
             files = [found for found in (one.kept() for one in (*sinks, page) if one is not None) if found is not None]
             whole = "" if total is None else f" of {total}"
             where = f", and kept in {' and '.join(files)}" if files else ""
-            session.kept = f"{count.done}{whole} inputs were done before{where}"
+            keep(f"{count.done}{whole} inputs were done before{where}")
         raise
     if count.failed == count.done:
         raise InputError(f"none of the {count.done} inputs could be explained")
