@@ -1,28 +1,34 @@
 """The command line: ``decompx-fast explain``, ``plan``, ``evaluate`` and ``doctor``.
 
-Exit codes: 0 for success, 2 for a wrong use of the command, 1 for everything else. An error is one line on standard
-error.
+Exit codes: 0 for success, 2 for a wrong use of the command, 1 for everything else, an interrupt and a signal that ends
+the program among it. An error is one line on standard error.
 """
 
 from __future__ import annotations
 
-import json
+import errno
+import io
 import os
+import re
+import signal
 import sys
+import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator
-from typing import IO, TYPE_CHECKING, Any, get_args
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
 from . import __version__
 from .config import BiasRule, Variant
-from .errors import DecompXError, InputError, OptionError
+from .errors import DecompXError, OptionError
+from .tables import FORMATS
 
 if TYPE_CHECKING:
     from .engines.plan import Plan
     from .explainer import DecompX
-    from .explanation import Explanation
 
 PROGRAM = "decompx-fast"
 
@@ -35,6 +41,21 @@ METRICS_HELP = """Metrics, with commas between: aopc, accuracy, aopc-least, accu
 sufficiency, prediction-performance."""
 
 
+@dataclass
+class Session:
+    """What a command tells the end of the program, where errors are said.
+
+    Attributes:
+        kept: what is done and where it is, if the command is ended early.
+    """
+
+    kept: str = ""
+
+    def keep(self, kept: str) -> None:
+        """Say this with whatever ends the command."""
+        self.kept = kept
+
+
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name=PROGRAM)
 def cli() -> None:
@@ -44,7 +65,18 @@ def cli() -> None:
 @cli.command()
 @click.argument("texts", nargs=-1, metavar="TEXT...")
 @click.option("--model", metavar="PATH", help="A classifier's folder or hub id. [default: the embedded demo model]")
-@click.option("--file", "file", metavar="FILE", help="Also explain each line of a UTF-8 file; '-' for standard input.")
+@click.option(
+    "--file",
+    "file",
+    metavar="FILE",
+    help="Also explain each row of a CSV, TSV, JSONL or Parquet file, or each line of a text; '-' for standard input.",
+)
+@click.option(
+    "--format", "format_", type=click.Choice(FORMATS), help="What FILE is. [default: by its ending, or else text]"
+)
+@click.option("--text-column", metavar="NAME", help="The column of the texts. [default: text, or sentence]")
+@click.option("--pair-column", metavar="NAME", help="The second text of each pair.")
+@click.option("--id-column", metavar="NAME", help="What names a row in the results, besides its line.")
 @click.option("--target", "targets", multiple=True, metavar="CLASS", help="A class by name or index; repeatable.")
 @click.option("--bias", type=click.Choice(get_args(BiasRule)), help="How biases are shared. [default: absdot]")
 @click.option("--variant", type=click.Choice(get_args(Variant)), help="[default: paper]")
@@ -58,36 +90,57 @@ def cli() -> None:
 @click.option("--words", is_flag=True, help="Merge the tokens of each word.")
 @click.option("--html", metavar="OUT", help="Write a page that shows the explanations.")
 @click.option("--json", "json_", metavar="OUT", help="Write a JSON array of explanations; '-' for standard output.")
+@click.option("--jsonl", metavar="OUT", help="Write a JSON object on each line, as each is done; '-' as above.")
+@click.option(
+    "--on-error",
+    type=click.Choice(("raise", "skip")),
+    default="raise",
+    show_default=True,
+    help="End at the first text that cannot be explained, or put its error in its place and go on.",
+)
 @click.option("--quiet", is_flag=True, help="Print no tables.")
+@click.pass_obj
 def explain(
+    session: Session,
     texts: tuple[str, ...],
     model: str | None,
     file: str | None,
+    format_: str | None,
+    text_column: str | None,
+    pair_column: str | None,
+    id_column: str | None,
     targets: tuple[str, ...],
     words: bool,
     html: str | None,
     json_: str | None,
+    jsonl: str | None,
+    on_error: str,
     quiet: bool,
     **options: Any,
 ) -> None:
-    """Explain each TEXT, and each line of a file.
+    """Explain each TEXT, and each row of a file.
 
     \b
-    Prints for every text which tokens pushed the model to its answer, and by how much. The scores add up to the
-    logit of the class.
+    Prints for every text which tokens pushed the model to its answer, and by how
+    much. The scores add up to the logit of the class. With --jsonl, what is done
+    is kept however the run ends; the other files are complete, or beside their
+    place as .partial.
     """
     if not texts and file is None:
         raise click.UsageError("there is nothing to explain: give a TEXT, or --file FILE")
-    for path in (html, None if json_ == "-" else json_):
-        _check_writable(path)
-    lines = [] if file is None else _read_lines(file)
+    from .cli_explain import Outputs, Source, explain_all, run
+
+    source = Source(texts, file, format_, {"text": text_column, "pair": pair_column, "id": id_column})
+    source.check()
+    outputs, skip = Outputs(html, json_, jsonl), on_error == "skip"
+    outputs.check(file)
+    total = source.count(skip=skip)
     explainer = _load(model, options.pop("device"))
     wanted = {name: value for name, value in options.items() if value is not None}
     wanted["targets"] = [_class(target, explainer.labels) for target in targets] or None
-    explanations = explainer.explain_iter([*texts, *lines], **wanted)
-    if words:
-        explanations = (explanation.words() for explanation in explanations)
-    _deliver(explanations, html, json_, show=not quiet and json_ != "-")
+    results = explain_all(explainer, source, skip=skip, words=words, options=wanted)
+    show = not quiet and not outputs.to_screen
+    run(results, outputs, show=show, say=_say, keep=session.keep, total=total)
 
 
 @cli.command()
@@ -123,13 +176,17 @@ def plan(model: str | None, tokens: int, device: str | None, **options: Any) -> 
 @click.option("--text-column", metavar="NAME", help="[default: text, or sentence]")
 @click.option("--pair-column", metavar="NAME", help="The second text of each pair.")
 @click.option("--label-column", metavar="NAME", help="Classes by name or index. [default: label]")
+@click.option(
+    "--label-map", multiple=True, metavar="LABEL=CLASS", help="The class of a label that has another name; repeatable."
+)
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Evaluate the first N texts only.")
 @click.option("--truncate", is_flag=True, help="Cut texts that are too long for the model, with a warning.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, metavar="N", help="Of random draws.")
 @click.option("--device", metavar="DEVICE", help="Where to compute, such as cuda. [default: cpu]")
 @click.option("--workers", type=click.IntRange(min=1), default=1, show_default=True, metavar="N", help="Processes.")
 @click.option("--quiet", is_flag=True, help="Print no table and no progress.")
-def evaluate(data: str, out: str, quiet: bool, **options: Any) -> None:
+@click.pass_obj
+def evaluate(session: Session, data: str, out: str, label_map: tuple[str, ...], quiet: bool, **options: Any) -> None:
     """Measure how faithful attribution methods are to a model.
 
     \b
@@ -139,7 +196,12 @@ def evaluate(data: str, out: str, quiet: bool, **options: Any) -> None:
     """
     from .evaluation import evaluate as run_evaluation
 
-    found = run_evaluation(data, out=out, progress=False if quiet else None, **options)
+    classes = _label_map(label_map)
+    try:
+        found = run_evaluation(data, out=out, label_map=classes, progress=False if quiet else None, **options)
+    except KeyboardInterrupt:
+        session.keep(f"what is finished is kept in {out}, where the same command goes on")
+        raise
     if not quiet:
         click.echo(found.table())
         click.echo(f"More in {found.folder / 'report.md'}")
@@ -181,91 +243,31 @@ def _class(target: str, labels: tuple[str, ...]) -> str | int:
     return int(target) if target.isdecimal() and target not in labels else target
 
 
-def _read_lines(path: str) -> list[str]:
-    """The lines of a UTF-8 file that are not blank."""
-    name = "standard input" if path == "-" else path
-    if path != "-" and os.path.isdir(path):
-        raise InputError(f"{path} is a directory: give a text file with one text per line")
-    try:
-        if path == "-":
-            data = sys.stdin.buffer.read()
-        else:
-            with open(path, "rb") as stream:
-                data = stream.read()
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror or error}") from error
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data[: error.start].count(b"\n") + 1
-        raise InputError(f"{name} is not UTF-8 (line {line}, byte {error.start}): convert it first") from error
-    lines = [line for line in text.splitlines() if line.strip()]
-    if not lines:
-        raise InputError(f"{name} is empty ({len(data)} bytes): it needs one text per line")
-    return lines
-
-
-def _check_writable(path: str | None) -> None:
-    """Refuse a place that cannot be written before the work is done rather than after."""
-    from .export import check_place
-
-    if path is not None:
-        check_place(path)
-
-
-def _deliver(explanations: Iterable[Explanation], html: str | None, json_: str | None, *, show: bool) -> None:
-    """Print each explanation as it is done; files appear once all are."""
-    from .export import atomic_write
-    from .render import render_page
-
-    kept: list[Explanation] = []
-
-    def each() -> Iterator[Explanation]:
-        for n, explanation in enumerate(explanations):
-            if show:
-                if n:
-                    click.echo()
-                explanation.show()
-            if html is not None:
-                kept.append(explanation)
-            yield explanation
-
-    if json_ == "-":
-        _write_array(each(), sys.stdout)
-    elif json_ is not None:
-        atomic_write(json_, _with_stream(lambda stream: _write_array(each(), stream)))
-    else:
-        for _ in each():
-            pass
-    if html is not None:
-        page = render_page(kept)
-        atomic_write(html, _with_stream(lambda stream: stream.write(page)))
-
-
-def _with_stream(write: Callable[[IO[str]], object]) -> Callable[[str], None]:
-    def write_path(path: str) -> None:
-        with open(path, "w", encoding="utf-8") as stream:
-            write(stream)
-
-    return write_path
-
-
-def _write_array(explanations: Iterable[Explanation], stream: IO[str]) -> None:
-    """A JSON array, one element per line, written as the elements come."""
-    separator = "[\n"
-    for explanation in explanations:
-        stream.write(separator + json.dumps(explanation.to_dict(), ensure_ascii=False))
-        separator = ",\n"
-    stream.write("\n]\n")
+def _label_map(pairs: tuple[str, ...]) -> dict[str, str | int] | None:
+    """Labels and their classes, by name or index; a class's name may hold an equals sign, a label may not."""
+    found: dict[str, str | int] = {}
+    for pair in pairs:
+        label, equals, name = pair.partition("=")
+        if not equals or not name:
+            raise click.UsageError(f"--label-map {pair!r}: give LABEL=CLASS, such as pos=POSITIVE")
+        if label in found:
+            raise click.UsageError(f"--label-map names the label {label!r} twice")
+        found[label] = name
+    return found or None
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line and return its exit code."""
+    session = Session()
+    said = list(sys.argv[1:] if arguments is None else arguments)
+    _open_standard_streams()
     warnings.showwarning = _show_warning
     try:
-        # What click's own main does, less its handling of errors.
-        with cli.make_context(PROGRAM, list(sys.argv[1:] if arguments is None else arguments)) as context:
-            cli.invoke(context)
+        with _ended_by_signals():
+            # What click's own main does, less its handling of errors.
+            with cli.make_context(PROGRAM, said, obj=session) as context:
+                cli.invoke(context)
+            sys.stdout.flush()
         return 0
     except click.exceptions.Exit as stop:
         return stop.exit_code
@@ -275,30 +277,120 @@ def main(arguments: list[str] | None = None) -> int:
     except click.ClickException as error:
         return _fail(error.format_message(), 2)
     except OptionError as error:
-        return _fail(str(error), 2)
+        return _fail(_in_options(str(error)), 2, session)
     except (DecompXError, MemoryError) as error:
-        return _fail(str(error) or "not enough memory", 1)
+        return _fail(_in_options(str(error)) or "not enough memory", 1, session)
+    except Ended as error:
+        return _fail(f"ended by {error.name}", 1, session)
     except (KeyboardInterrupt, click.exceptions.Abort):
-        return _fail("interrupted", 1)
+        return _fail("interrupted", 1, session)
     except BrokenPipeError:
-        # The reader has gone; Python would complain once more when it flushes standard output at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _silence_output()
         return 1
+    except OSError as error:
+        if error.errno not in _OUTPUT_ERRORS:
+            return _fail_unexpected(error)
+        _silence_output()
+        return _fail(f"standard output cannot be written: {error.strerror}", 1, session)
     except Exception as error:
-        if os.environ.get("DECOMPX_FAST_TRACEBACK"):
-            raise
-        hint = "set DECOMPX_FAST_TRACEBACK=1 to see where"
-        return _fail(f"unexpected {type(error).__name__}: {error} ({hint})", 1)
+        return _fail_unexpected(error)
+
+
+#: What the system says where standard output cannot be written: every other file is named by an error of our own.
+_OUTPUT_ERRORS = {getattr(errno, name, None) for name in ("ENOSPC", "EIO", "EBADF", "EFBIG", "EDQUOT")}
+
+
+class Ended(KeyboardInterrupt):
+    """A signal that ends the program; raised, so that nothing half-done is left."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.name = signal.Signals(number).name
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """Raise :class:`Ended` where a signal would end the program without a word; the next one does."""
+
+    def end(number: int, _: object) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        raise Ended(number)
+
+    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    if threading.current_thread() is not threading.main_thread():
+        numbers = []
+    numbers = [number for number in numbers if signal.getsignal(number) == signal.SIG_DFL]  # nohup ignores SIGHUP
+    for number in numbers:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
+
+
+class _ClosedOutput(io.TextIOBase):
+    """Stands for a standard output that was closed before the program began."""
+
+    encoding = "utf-8"
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        raise OSError(errno.EBADF, "it is closed")
+
+
+def _open_standard_streams() -> None:
+    """Where standard output was closed, say so when it is written; and give its number to no other file."""
+    if sys.stdout is None:
+        sys.stdout = _ClosedOutput()
+        while (number := os.open(os.devnull, os.O_RDWR)) < 2:
+            pass
+        os.close(number)
+
+
+def _silence_output() -> None:
+    """Nobody reads standard output: Python would complain once more when it flushes it at exit."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _in_options(message: str) -> str:
+    """A message that names arguments of Python, with the options of the commands in their places."""
+    for command in cli.commands.values():
+        for option in command.params:
+            if not isinstance(option, click.Option) or not option.name or not option.opts[0].startswith("--"):
+                continue
+            name, long = re.escape(option.name), option.opts[0]
+            if option.is_flag:
+                message = re.sub(rf"\b{name}=True\b", long, message)
+            message = re.sub(rf"(?<![-\w]){name}=(?=\S)", f"{long}=", message)
+            if "_" in option.name.strip("_"):
+                message = re.sub(rf"(?<![-\w]){name}\b", long, message)
+    return message
 
 
 def _show_warning(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
     if issubclass(category, UserWarning):
-        click.echo(f"{PROGRAM}: warning: {_one_line(message)}", err=True)
+        _say(f"warning: {_in_options(str(message))}")
 
 
-def _fail(message: str, code: int) -> int:
-    click.echo(f"{PROGRAM}: {_one_line(message)}", err=True)
+def _say(message: str) -> None:
+    click.echo(f"{PROGRAM}: {_one_line(_in_options(message))}", err=True)
+
+
+def _fail(message: str, code: int, session: Session | None = None) -> int:
+    kept = f"; {session.kept}" if session is not None and session.kept else ""
+    click.echo(f"{PROGRAM}: {_one_line(message)}{_one_line(kept)}", err=True)
     return code
+
+
+def _fail_unexpected(error: Exception) -> int:
+    if os.environ.get("DECOMPX_FAST_TRACEBACK"):
+        raise error
+    hint = "set DECOMPX_FAST_TRACEBACK=1 to see where"
+    return _fail(f"unexpected {type(error).__name__}: {error} ({hint})", 1)
 
 
 def _one_line(message: object) -> str:

@@ -16,7 +16,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from .errors import InputError, OutputError
+from .errors import DecompXError, InputError, OutputError
 from .optional import import_optional
 
 if TYPE_CHECKING:
@@ -160,11 +160,11 @@ def atomic_write(path: str | os.PathLike[str], write: Callable[[str], object]) -
         mode = os.stat(place if os.path.exists(place) else temporary).st_mode
         write(temporary)
         os.chmod(temporary, stat.S_IMODE(mode))  # a writer that replaces the file may have set its own
-        _flush_to_disk(temporary)
+        flush_to_disk(temporary)
         os.replace(temporary, place)
         temporary = ""
-    except OutputError:
-        raise
+    except DecompXError:
+        raise  # what the writer says is wrong with what it was to write, and not with the file
     except (OSError, SafetensorError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise OutputError(
@@ -176,29 +176,35 @@ def atomic_write(path: str | os.PathLike[str], write: Callable[[str], object]) -
             with suppress(OSError):
                 os.unlink(temporary)
     with suppress(OSError, AttributeError):  # the rename itself; not every system lets a folder be opened
-        _flush_to_disk(folder, os.O_RDONLY | os.O_DIRECTORY)
+        flush_to_disk(folder, os.O_RDONLY | os.O_DIRECTORY)
 
 
-def check_place(path: str | os.PathLike[str]) -> None:
-    """Raise an OutputError if no file can be at ``path``; writes nothing."""
+def check_place(path: str | os.PathLike[str], *, example: str = "explanation.safetensors") -> None:
+    """Raise an OutputError if no file can be at ``path``; writes nothing.
+
+    Args:
+        path: where a file shall be.
+        example: the name of such a file, to be suggested where ``path`` is a folder.
+    """
     name = os.fspath(path)
     place = os.path.realpath(name)
     folder = os.path.dirname(place)
-    _check_place(name, place, folder)
+    _check_place(name, place, folder, example)
     if not os.access(folder, os.W_OK):
         raise OutputError(f"{name} cannot be written: you may not write in {folder}. Choose another path.")
 
 
-def _check_place(name: str, place: str, folder: str) -> None:
+def _check_place(name: str, place: str, folder: str, example: str = "explanation.safetensors") -> None:
     if os.path.isdir(place):
-        raise OutputError(f"{name} is a directory: give a file in it, as {Path(name) / 'explanation.safetensors'}.")
+        raise OutputError(f"{name} is a directory: give a file in it, as {Path(name) / example}.")
     if os.path.exists(place) and not os.path.isfile(place):
         raise OutputError(f"{name} is not a regular file, and replacing it would destroy it: choose another path.")
     if not os.path.isdir(folder):
         raise OutputError(f"{name} cannot be written: there is no folder {folder}. Create it, or choose another path.")
 
 
-def _flush_to_disk(path: str, flags: int = os.O_RDWR) -> None:
+def flush_to_disk(path: str, flags: int = os.O_RDWR) -> None:
+    """Wait until what was written to a file is on its disk."""
     descriptor = os.open(path, flags)
     try:
         os.fsync(descriptor)

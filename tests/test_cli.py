@@ -129,15 +129,29 @@ def test_wrong_files_exit_with_1(capsys, folder, tmp_path):
 
 def test_unwritable_output_is_refused_before_the_work(capsys, folder, tmp_path):
     assert "no folder" in fails(capsys, 1, "explain", "a", "--model", folder, "--html", str(tmp_path / "no" / "x.html"))
-    assert "is a directory" in fails(capsys, 1, "explain", "a", "--model", folder, "--json", str(tmp_path))
+    for name in ("json", "jsonl", "html"):
+        err = fails(capsys, 1, "explain", "a", "--model", folder, f"--{name}", str(tmp_path))
+        assert "is a directory" in err and f"explanations.{name}" in err
 
 
-def test_an_error_leaves_the_old_file(capsys, folder, tmp_path):
+def test_an_error_leaves_the_old_file_and_what_is_done_beside_it(capsys, folder, tmp_path):
     path = tmp_path / "out.json"
     path.write_text("old", encoding="utf-8")
-    fails(capsys, 1, "explain", "fine", "word " * 600, "--model", folder, "--json", str(path), "--quiet")
+    options = ("--model", folder, "--json", str(path), "--quiet")
+    err = fails(capsys, 1, "explain", "fine", "word " * 600, *options)
+    assert "text 2 has 602 tokens" in err and "--truncate" in err and "truncate=True" not in err
+    assert err.endswith(f"; 1 of 2 inputs were done before, and kept in {tmp_path / 'out.partial.json'}\n")
     assert path.read_text(encoding="utf-8") == "old"
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["out.json", "out.partial.json"]
+    assert [row["texts"] for row in json.loads((tmp_path / "out.partial.json").read_text())] == [["fine"]]
+    assert run(capsys, "explain", "fine", *options)[0] == 0
     assert [file.name for file in tmp_path.iterdir()] == ["out.json"]
+
+
+def test_an_error_at_the_first_input_writes_nothing(capsys, folder, tmp_path):
+    outputs = [f"--{name}={tmp_path / f'out.{name}'}" for name in ("json", "jsonl", "html")]
+    fails(capsys, 1, "explain", "word " * 600, "--model", folder, *outputs)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_interrupt_is_one_line(capsys, folder, monkeypatch):

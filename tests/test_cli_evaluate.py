@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+
 import evaluation_samples
 import pytest
 
@@ -65,7 +68,7 @@ def test_evaluate_takes_a_seed_metrics_and_columns(capsys, folder, data, tmp_pat
     [
         (("--methods", "nonsense"), 2, "unknown attribution method 'nonsense'"),
         (("--metrics", "nonsense"), 2, "unknown metric 'nonsense'"),
-        (("--text-column", "nonsense"), 2, "text_column='nonsense'"),
+        (("--text-column", "nonsense"), 2, "--text-column='nonsense'"),
         (("--workers", "0"), 2, "--workers"),
         (("--model", "/no/such/folder"), 1, "there is no folder"),
     ],
@@ -101,3 +104,29 @@ def test_other_settings_are_refused_in_one_line(capsys, folder, data, tmp_path):
     code, _, err = run(capsys, *arguments, "--seed", "3")
     assert code == 1
     assert "seed: 0 there, 3 now" in err and err.count("\n") == 1
+
+
+def test_labels_of_other_names_are_mapped(capsys, folder, tmp_path):
+    path = tmp_path / "x.csv"
+    path.write_text("text,label\nnot a dull film,pos\na mess,neg\n", encoding="utf-8")
+    options = ("--data", str(path), "--model", folder, "--methods", "random", "--metrics", "accuracy")
+    out = ("--out", str(tmp_path / "out"))
+    code, _, err = run(capsys, *options, *out)
+    assert code == 1 and "label 'pos'" in err and "say by --label-map" in err and err.count("\n") == 1
+    found, _, err = run(capsys, *options, *out, "--label-map", "pos=LABEL_1", "--label-map", "neg=LABEL_0")
+    assert (found, err) == (0, "")
+    assert run(capsys, *options, *out, "--label-map", "pos")[0] == 2
+    assert run(capsys, *options, *out, "--label-map", "pos=2")[0] == 2
+
+
+def test_an_ended_run_says_where_it_goes_on(capsys, folder, data, tmp_path, monkeypatch):
+    def end(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr("decompx_fast.evaluation.work.Worker.compute", end)
+    out = tmp_path / "out"
+    code, printed, err = run(capsys, "--data", data, "--model", folder, "--methods", "random", "--out", str(out))
+    assert (code, printed) == (1, "")
+    assert err == (
+        f"decompx-fast: ended by SIGTERM; what is finished is kept in {out}, where the same command goes on\n"
+    )

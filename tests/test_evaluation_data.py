@@ -25,10 +25,12 @@ def write(path, content):
 @pytest.mark.parametrize("ending", ["csv", "jsonl", "parquet", "tsv"])
 def test_every_format_gives_the_same(tmp_path, ending):
     path = tmp_path / f"reviews.{ending}"
-    rows = [{"text": text, "label": label} for text, label in zip(TEXTS, ("POSITIVE", "0", "1"), strict=True)]
+    rows = [
+        {"text": text, "label": label} for text, label in zip(TEXTS, ("POSITIVE", "NEGATIVE", "POSITIVE"), strict=True)
+    ]
     expected = TEXTS
     if ending == "csv":
-        cells = ['"a film, and\na good one",POSITIVE', '"he said ""no""",0', "naïve\u2028café,1"]
+        cells = ['"a film, and\na good one",POSITIVE', '"he said ""no""",NEGATIVE', "naïve\u2028café,POSITIVE"]
         write(path, "\ufefftext,label\r\n" + "\r\n".join(cells) + "\r\n")
     elif ending == "jsonl":
         write(path, "\n\n".join(json.dumps(row, ensure_ascii=False) for row in rows))
@@ -36,7 +38,7 @@ def test_every_format_gives_the_same(tmp_path, ending):
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
     else:  # no line breaks inside, and quotes are ordinary
         expected = ("a film", *TEXTS[1:])
-        cells = zip(expected, ("POSITIVE", "0", "1"), strict=True)
+        cells = zip(expected, ("POSITIVE", "NEGATIVE", "POSITIVE"), strict=True)
         write(path, "label\tsentence\n" + "".join(f"{label}\t{text}\n" for text, label in cells))
     found = read_dataset(path, LABELS)
     assert found.texts == expected
@@ -76,7 +78,7 @@ def test_digest_is_of_texts_and_labels(tmp_path):
         ("x.csv", "text,label\nfine,1\nfine\n", "line 3 of .*x.csv has 1 columns, and the first line names 2"),
         ("x.csv", 'text,label\n"two\nlines",1\n"",1\n', "line 4 of .*empty text in the column 'text'"),
         ("x.csv", "text,label\nfine,2\n", "line 2 of .*label '2'.*NEGATIVE, POSITIVE.*index from 0 to 1"),
-        ("x.csv", "text,label\nfine,positive\n", "line 2 of .*label 'positive'"),
+        ("x.csv", "text,label\nfine,positiv\n", "line 2 of .*label 'positiv'.*did you mean 'POSITIVE'"),
         ("x.csv", 'text,label\n"open,1\n', "line 2 of .*cannot be read"),
         ("x.csv", "text,text\na,b\n", "line 1 of .*names a column twice"),
         ("x.csv", b"text\nfine\n\xff\n", r"not UTF-8 \(line 3"),

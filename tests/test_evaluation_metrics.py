@@ -19,7 +19,7 @@ from decompx_fast.evaluation.classifier import Classifier, batches_of_equal_leng
 from decompx_fast.evaluation.masking import Perturbation, count_of, importance_order, perturbed
 from decompx_fast.evaluation.method import Problem, get_method
 from decompx_fast.evaluation.metrics import BINS, LEVELS, METRICS, Outcomes, get_metric, perturbations
-from decompx_fast.evaluation.rationales import PENALTY, fit, out_of_fold_correct
+from decompx_fast.evaluation.rationales import FOLDS, PENALTY, fit, folds_of, out_of_fold_correct
 
 MASK = 99
 
@@ -323,3 +323,39 @@ def test_random_scores_depend_on_text_and_seed_alone(explainer):
         assert not torch.equal(first[n], other[n])
         assert 0 <= first[n].min() and first[n].max() < 1
     assert first[0][0] != first[1][0]
+
+
+# --- equal texts ---------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(0, 30), min_size=20, max_size=200).filter(lambda groups: len(set(groups)) >= 10))
+def test_equal_texts_are_in_one_fold_and_folds_are_of_like_size(groups):
+    fold = folds_of(np.array(groups), seed=3)
+    assert all(len(set(fold[np.array(groups) == group])) == 1 for group in groups)
+    sizes = np.bincount(fold, minlength=FOLDS)
+    assert sizes.max() - sizes.min() <= max(map(groups.count, groups))
+
+
+def test_noise_stays_noise_when_every_text_is_there_three_times():
+    draw = np.random.default_rng(0)
+    states, labels = draw.normal(size=(60, 200)).astype(np.float32), draw.integers(0, 2, 60)
+    tripled, groups = np.repeat(states, 3, 0), np.repeat(np.arange(60), 3)
+    leaked = out_of_fold_correct(tripled, np.repeat(labels, 3), seed=0)
+    apart = out_of_fold_correct(tripled, np.repeat(labels, 3), seed=0, groups=groups)
+    assert leaked.mean() > 0.9  # what the texts' copies tell
+    assert abs(apart.mean() - 0.5) < 0.2
+
+
+def test_bootstrap_of_repeated_texts_is_that_of_the_texts():
+    values = np.random.default_rng(1).normal(size=(40, 2))
+    once = bootstrap_means(values, seed=5, resamples=300)
+    thrice = bootstrap_means(np.tile(values, (3, 1)), seed=5, resamples=300, groups=np.tile(np.arange(40), 3))
+    np.testing.assert_allclose(thrice, once, atol=1e-12)
+    # Of groups of two sizes: the mean of a resample is over its texts, whose number varies.
+    groups, values = np.array([0, 1, 1, 1]), np.array([[0.0], [1.0], [1.0], [1.0]])
+    assert set(bootstrap_means(values, seed=0, resamples=50, groups=groups).ravel()) == {0.0, 0.75, 1.0}
+
+
+def test_too_few_different_texts_are_refused():
+    with pytest.raises(InputError, match="at least 10 texts that differ to train on, and there are 9"):
+        folds_of(np.repeat(np.arange(9), 4), seed=0)

@@ -280,3 +280,74 @@ def test_methods_that_change_a_text_alike_ask_about_it_once(model, data, tmp_pat
     rows = pyarrow.parquet.read_table(tmp_path / "out" / "results.parquet").drop_columns(["seconds"]).to_pylist()
     by_method = [[{**row, "method": ""} for row in rows if row["method"] == name] for name in ("random", "again")]
     assert len(by_method[0]) == 20 and by_method[0] == by_method[1]
+
+
+def test_equal_texts_are_warned_of_and_kept_together(model, tmp_path):
+    """Twenty texts three times, with labels that the texts cannot tell: nothing may be learnt from the copies."""
+    words = "a the film plot acting is was not very good bad dull joy mess hero end slow sharp warm loud".split()
+    lines = [f"{first} {second} {first}" for first, second in zip(words, words[7:] + words[:7], strict=True)]
+    data = tmp_path / "texts.csv"
+    rows = [f"{line},{n * 7 % 5 % 2}" for n, line in enumerate(lines)]
+    data.write_text("text,label\n" + "\n".join(rows * 2 + [row.capitalize() for row in rows]) + "\n", encoding="utf-8")
+    with pytest.warns(UserWarning, match=r"40 of 60 texts repeat .*line 22 of .* is equal to line 2 of"):
+        found = evaluate(data, model, out=tmp_path / "out", methods="random", metrics="prediction-performance,aopc")
+    assert found.methods["random"].estimates["prediction-performance"].mean < 0.95
+    page = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
+    assert "40 of them repeat an earlier one" in page
+    few = tmp_path / "few.csv"
+    few.write_text("text,label\n" + "\n".join(rows[:9] * 3) + "\n", encoding="utf-8")
+    with (
+        pytest.warns(UserWarning),
+        pytest.raises(InputError, match="at least 10 texts, and few.csv gives 9 that differ"),
+    ):
+        evaluate(few, model, out=tmp_path / "other", methods="random", metrics="prediction-performance")
+
+
+def test_the_report_keeps_the_methods_of_earlier_runs(model, data, tmp_path):
+    options = {"out": tmp_path, "limit": 40, "metrics": "aopc,sufficiency"}
+    first = evaluate(data, model, methods=["random", SHUFFLED], **options)
+    second = evaluate(data, model, methods="occlusion", **options)
+    assert set(second.methods) == {"random", "shuffled", "occlusion"}
+    assert second.methods["shuffled"] == first.methods["shuffled"]
+    assert second.methods["shuffled"].label == "Shuffled"
+    page = (tmp_path / "report.md").read_text(encoding="utf-8")
+    assert all(f"| {label} |" in page for label in ("Random", "Shuffled", "Leave-one-out"))
+    (tmp_path / "parts" / "shuffled" / "000000.parquet").unlink()  # as of a method that was not finished
+    assert set(evaluate(data, model, methods="occlusion", **options).methods) == {"random", "occlusion"}
+
+
+def test_settings_that_differ_late_show_where(tmp_path):
+    same = "a text that is long enough to be cut " * 3
+    with Store(tmp_path, {"data": same + "one"}).opened():
+        pass
+    with pytest.raises(InputError, match=r'data: \.\.\..* one" there, \.\.\..* two" now'):
+        with Store(tmp_path, {"data": same + "two"}).opened():
+            pass
+
+
+def test_files_that_a_killed_run_left_are_removed(tmp_path):
+    with Store(tmp_path, {}).opened():
+        pass
+    left = tmp_path / ".0123456789abcdef.tmp"
+    left.write_bytes(b"half a report")
+    with Store(tmp_path, {}).opened():
+        assert not left.exists()
+
+
+def test_methods_that_workers_cannot_import_are_refused_before_the_work(model, data, tmp_path):
+    local = Method("local", "Local", True, "", lambda problem: [])
+    with pytest.raises(OptionError, match="'local' cannot be sent to worker processes .*workers=1"):
+        evaluate(data, model, out=tmp_path / "out", methods=[local], workers=2)
+    assert not (tmp_path / "out").exists()
+
+
+def test_data_that_the_results_would_replace_are_refused(model, tmp_path):
+    with pytest.raises(OptionError, match="would be replaced"):
+        evaluate(tmp_path / "results.parquet", model, out=tmp_path, methods="random")
+
+
+def test_a_text_that_cannot_be_read_is_named_by_its_line(model, tmp_path):
+    data = tmp_path / "x.csv"
+    data.write_text("text\nfine\n\n" + "word " * 300 + "\n", encoding="utf-8")
+    with pytest.raises(InputError, match="line 4 of .*x.csv has 302 tokens"):
+        evaluate(data, model, out=tmp_path / "out", methods="random")

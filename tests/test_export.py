@@ -213,3 +213,12 @@ def test_load_names_the_file_and_what_is_wrong(make, message: str, tmp_path: Pat
     with pytest.raises(InputError, match=message) as caught:
         Explanation.load(path)
     assert str(path) in str(caught.value)
+
+
+def test_what_the_writer_refuses_is_no_fault_of_the_file(tmp_path) -> None:
+    def refuse(_: str) -> None:
+        raise InputError("the text is empty")
+
+    with pytest.raises(InputError, match="^the text is empty$"):
+        export.atomic_write(tmp_path / "x", refuse)
+    assert list(tmp_path.iterdir()) == []

@@ -41,6 +41,8 @@ MAY_IMPORT = {
     "config": {"errors"},
     "activations": {"errors"},
     "optional": {"errors"},
+    "failure": set(),
+    "tables": {"errors", "optional"},
     "kernels": {"kernels"},
     "ops": {"ops", "kernels", *BASE},
     "linearize": {"linearize", "ops", *BASE},
@@ -52,8 +54,10 @@ MAY_IMPORT = {
     "job": {"dispatch", "stream", "explainer", *BELOW_EXPLAINER},
     "doctor": {"ops", *BASE},
     "explainer": {"dispatch", "stream", "job", *BELOW_EXPLAINER},
-    "evaluation": {"evaluation", "explainer", "dispatch", *BELOW_EXPLAINER},
-    "cli": {"explainer", "evaluation", "dispatch", "doctor", *BELOW_EXPLAINER},
+    "evaluation": {"evaluation", "explainer", "dispatch", "tables", *BELOW_EXPLAINER},
+    "outputs": {*RESULT, *BASE},
+    "cli": {"explainer", "evaluation", "dispatch", "doctor", "cli_explain", "outputs", "tables", *BELOW_EXPLAINER},
+    "cli_explain": {"explainer", "outputs", "tables", *BELOW_EXPLAINER},
 }
 
 # The other packages that a part may import, where they are limited; the packages that one part alone imports.

@@ -20,22 +20,37 @@ class Estimate(NamedTuple):
     high: float
 
 
-def bootstrap_means(values: NDArray[np.float64], *, seed: int, resamples: int = RESAMPLES) -> NDArray[np.float64]:
-    """Means of each column over texts drawn with replacement.
+def bootstrap_means(
+    values: NDArray[np.float64],
+    *,
+    seed: int,
+    resamples: int = RESAMPLES,
+    groups: NDArray[np.int64] | None = None,
+) -> NDArray[np.float64]:
+    """Means of each column over texts drawn with replacement; equal texts are drawn together.
 
     Args:
         values: ``[n, m]``; all columns are of the same texts, and each resample is the same for all.
-        seed: of the draws: the same texts are drawn for the same seed and ``n``.
+        seed: of the draws: the same texts are drawn for the same seed and number of groups.
         resamples: how many.
+        groups: ``[n]``, the same number for equal texts, which tell no more than one of them does; ``None``: all are
+            different.
 
     Returns:
         ``[resamples, m]``.
+
+    Source: Davison & Hinkley, Bootstrap Methods and Their Application, 1997, section 3.8.
     """
-    n = len(values)
+    if groups is None:
+        groups = np.arange(len(values))
+    _, group, sizes = np.unique(groups, return_inverse=True, return_counts=True)
+    sums = np.zeros((len(sizes), values.shape[1]))
+    np.add.at(sums, group, values)  # [g, m]
+    n = len(sums)
     draw, out = np.random.default_rng(seed), []
     for start in range(0, resamples, _BLOCK):
         counts = draw.multinomial(n, np.full(n, 1 / n), size=min(_BLOCK, resamples - start))  # [r, n]
-        out.append(counts @ values / n)
+        out.append(counts @ sums / (counts @ sizes)[:, None])
     return np.concatenate(out)
 
 

@@ -64,15 +64,23 @@ class Classifier:
         self.mask_token_id = int(mask)
         self.device = only_device(unwrap(self.model))
 
-    def encode(self, texts: Sequence[str | tuple[str, str]], *, truncate: bool = False) -> list[Encoded]:
+    def encode(
+        self, texts: Sequence[str | tuple[str, str]], *, truncate: bool = False, places: Sequence[str] | None = None
+    ) -> list[Encoded]:
         """Texts or pairs as the model takes them.
+
+        Args:
+            texts: them.
+            truncate: cut those that are too long, with a warning, instead of refusing them.
+            places: what messages call each; ``None``: by its number, from 0.
 
         Raises:
             InputError: for a text that cannot be used, naming it by its place.
         """
         limits = input_limits(self.model)
         reader = Reader(self.explainer.tokenizer, limits.positions, sizes=limits.sizes, truncate=truncate)
-        return [one for one in reader.read(list(texts))[0] if isinstance(one, Encoded)]  # nothing is skipped
+        named = zip(texts, places or (f"input {n}" for n in range(len(texts))), strict=True)
+        return [reader.read_one(text, place) for text, place in named]
 
     def predict(self, inputs: Sequence[Inputs]) -> Predictions:
         """Run the classifier on inputs of any lengths, equally long ones together, and :data:`FEWEST` at the least.

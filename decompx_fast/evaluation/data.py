@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import itertools
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import InputError, OptionError, shown
-from ..optional import import_optional
+from ..errors import InputError, OptionError
+from ..tables import ENDINGS, Columns, Row, check_column, format_of, read_rows
+from .labels import Labelled, resolve_labels
 
 #: Stands for the held-out movie snippets, in the place of a file.
 SNIPPETS = "snippets"
 
-#: Names of the column of texts, and of that of labels, where none is given; the first that is there.
-TEXT_COLUMNS = ("text", "sentence")
-LABEL_COLUMNS = ("label",)
-
-Row = tuple[str, Mapping[str, Any]]  # where it is, for messages, and what it holds
+#: The column of labels where none is given, if it is there.
+LABEL_COLUMN = "label"
 
 
 @dataclass(frozen=True)
@@ -32,11 +29,13 @@ class Dataset:
         name: of the file.
         texts: a text or a pair of texts each.
         labels: the index of the right class of each, or ``None`` if they are not known.
+        places: where in the file each is, for messages.
     """
 
     name: str
     texts: tuple[str | tuple[str, str], ...]
     labels: tuple[int, ...] | None
+    places: tuple[str, ...]
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -59,6 +58,7 @@ def read_dataset(
     text_column: str | None = None,
     pair_column: str | None = None,
     label_column: str | None = None,
+    label_map: Mapping[Any, str | int] | None = None,
     limit: int | None = None,
 ) -> Dataset:
     """Read texts and labels.
@@ -67,174 +67,76 @@ def read_dataset(
         path: a file whose name ends in ``.csv``, ``.tsv`` (tabs between columns, quotes are ordinary characters),
             ``.jsonl`` (an object on each line) or ``.parquet``; or ``"snippets"``: the held-out movie snippets, which
             are fetched once.
-        labels: the names of the model's classes. A label in the data is one of them, or an index.
+        labels: the names of the model's classes. The labels in the data are these names; where none is, and all are
+            numbers that can be, they are indices.
         text_column: the column of the texts; ``None``: ``text``, or else ``sentence``.
         pair_column: the column of the second texts, if they are pairs.
         label_column: the column of the labels; ``None``: ``label`` if there is one, otherwise labels are not known.
+        label_map: the class, by name or index, of each label in the data, where they have names of their own.
         limit: read so many rows at most.
 
     Raises:
-        OptionError: for a column that is not there, or a limit below 1.
+        OptionError: for a column that is not there, a limit below 1, or a map to a class that does not exist.
         InputError: for a file or a row that cannot be used, with its line.
     """
     if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
         raise OptionError(f"limit={limit!r}: use a whole number from 1, or None for all rows")
-    name = os.fspath(path)
+    name = _name(path)
     if name == SNIPPETS and not os.path.exists(name):
-        if text_column or pair_column or label_column:
+        if text_column or pair_column or label_column or label_map:
             raise OptionError(f"{SNIPPETS!r} has no columns to choose from: leave the column options out")
-        from .snippets import heldout_snippets
-
-        snippets = heldout_snippets()[:limit]
-        if len(labels) != 2:
-            raise InputError(
-                f"the movie snippets are negative or positive, and the model has {len(labels)} classes: use a "
-                "sentiment classifier with the classes negative and positive, in this order"
-            )
-        return Dataset(SNIPPETS, tuple(s.text for s in snippets), tuple(s.label for s in snippets))
-    rows = _open(name)
+        return _read_snippets(labels, limit)
+    rows = read_rows(name, format_of(name))
     first = next(rows, None)
     if first is None:
         raise InputError(f"{name} holds no rows: there is nothing to evaluate")
-    columns = list(first[1])
-    text_column = _choose(name, columns, text_column or _first_of(TEXT_COLUMNS, columns), "text_column", TEXT_COLUMNS)
-    label_column = label_column or _first_of(LABEL_COLUMNS, columns)
-    if label_column is not None:
-        _choose(name, columns, label_column, "label_column")
-    if pair_column is not None:
-        _choose(name, columns, pair_column, "pair_column")
+    if first.problem is not None:
+        raise InputError(first.problem)
+    columns = Columns.choose(first, text=text_column, pair=pair_column)
+    label_column = _label_column(first, label_column, label_map)
     texts: list[str | tuple[str, str]] = []
-    found: list[int] = []
-    for where, row in itertools.islice(itertools.chain([first], rows), limit):
-        text = _text(where, row, text_column)
-        texts.append(text if pair_column is None else (text, _text(where, row, pair_column)))
+    places: list[str] = []
+    found: list[Labelled] = []
+    for row in itertools.islice(itertools.chain([first], rows), limit):
+        texts.append(columns.read(row))
+        places.append(row.place)
         if label_column is not None:
-            found.append(_label(where, row, label_column, labels))
-    return Dataset(os.path.basename(name), tuple(texts), tuple(found) if label_column is not None else None)
+            found.append((row.place, row.values.get(label_column)))
+    known = None if label_column is None else tuple(resolve_labels(found, labels, label_map))
+    return Dataset(os.path.basename(name), tuple(texts), known, tuple(places))
 
 
-def _first_of(wanted: Sequence[str], columns: Sequence[str]) -> str | None:
-    return next((name for name in wanted if name in columns), None)
-
-
-def _choose(name: str, columns: Sequence[str], wanted: str | None, argument: str, usual: Sequence[str] = ()) -> str:
-    """The column, which must be there."""
-    if wanted is None:
-        raise OptionError(
-            f"{name} has no column named {' or '.join(usual)}: say by {argument} which of {', '.join(columns)} it is"
+def _name(path: str | os.PathLike[str]) -> str:
+    """The name of a file of rows."""
+    if not isinstance(path, (str, os.PathLike)):
+        raise InputError(
+            f"data is a {type(path).__name__}: give the name of a file, such as one that DataFrame.to_csv or "
+            "to_parquet wrote"
         )
-    if wanted not in columns:
-        raise OptionError(f"{argument}={wanted!r}: {name} has the columns {', '.join(map(repr, columns))}")
+    name = os.fspath(path)
+    if name != SNIPPETS and os.path.splitext(name)[1].lower() not in ENDINGS:
+        raise InputError(f"data={name!r} must end in .csv, .tsv, .jsonl or .parquet, or be {SNIPPETS!r}")
+    return name
+
+
+def _label_column(first: Row, wanted: str | None, label_map: object) -> str | None:
+    if wanted is not None:
+        check_column(first, wanted, "label_column")
+    elif LABEL_COLUMN in first.values:
+        wanted = LABEL_COLUMN
+    elif label_map is not None:
+        raise OptionError(f"label_map is for labels, and {first.file} has no column 'label': say it by label_column")
     return wanted
 
 
-def _text(where: str, row: Mapping[str, Any], column: str) -> str:
-    text = row.get(column)
-    if not isinstance(text, str):
-        raise InputError(f"{where} has {shown(text)} in the column {column!r}: it must be a text")
-    if not text.strip():
-        raise InputError(f"{where} has an empty text in the column {column!r}: drop the row")
-    return text
+def _read_snippets(labels: Sequence[str], limit: int | None) -> Dataset:
+    from .snippets import heldout_snippets
 
-
-def _label(where: str, row: Mapping[str, Any], column: str, labels: Sequence[str]) -> int:
-    """The index of a class given by name or by index."""
-    value = row.get(column)
-    if isinstance(value, str):
-        if value in labels:
-            return labels.index(value)
-        index = int(value) if value.isascii() and value.isdigit() else -1
-    else:
-        index = value if isinstance(value, int) and not isinstance(value, bool) else -1
-    if not 0 <= index < len(labels):
+    snippets = heldout_snippets()[:limit]
+    if len(labels) != 2:
         raise InputError(
-            f"{where} has the label {shown(value)}, and the classes of the model are {', '.join(labels)}: give one of "
-            f"these names, or an index from 0 to {len(labels) - 1}"
+            f"the movie snippets are negative or positive, and the model has {len(labels)} classes: use a "
+            "sentiment classifier with the classes negative and positive, in this order"
         )
-    return index
-
-
-def _open(name: str) -> Iterator[Row]:
-    """The rows of a file, with the place of each."""
-    ending = os.path.splitext(name)[1].lower()
-    if ending not in (*_READERS, ".parquet"):
-        raise InputError(f"data={name!r} must end in {', '.join(_READERS)} or .parquet, or be {SNIPPETS!r}")
-    if os.path.isdir(name):
-        raise InputError(f"{name} is a directory: give a file")
-    try:
-        with open(name, "rb") as stream:
-            data = stream.read()
-    except OSError as error:
-        raise InputError(f"{name} cannot be read: {error.strerror or error}") from error
-    if ending == ".parquet":
-        return _read_parquet(name, data)
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data[: error.start].count(b"\n") + 1
-        raise InputError(f"{name} is not UTF-8 (line {line}, byte {error.start}): convert it first") from error
-    # Only the line breaks of files: str.splitlines would also cut at breaks that belong to a text.
-    lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
-    return _READERS[ending](name, lines)
-
-
-def _read_csv(name: str, lines: list[str]) -> Iterator[Row]:
-    return _read_columns(name, csv.reader((f"{line}\n" for line in lines), strict=True))
-
-
-def _read_tsv(name: str, lines: list[str]) -> Iterator[Row]:
-    return _read_columns(name, csv.reader((f"{line}\n" for line in lines), delimiter="\t", quoting=csv.QUOTE_NONE))
-
-
-def _read_columns(name: str, reader: Any) -> Iterator[Row]:
-    """The rows below a line that names the columns."""
-    header: list[str] | None = None
-    while True:
-        where = f"line {reader.line_num + 1} of {name}"
-        try:
-            cells = next(reader, None)
-        except csv.Error as error:
-            raise InputError(f"{where} cannot be read: {error}") from error
-        if cells is None:
-            return
-        if not any(cells):
-            continue
-        if header is None:
-            header = cells
-            if len(set(header)) < len(header):
-                raise InputError(f"{where} names a column twice: {', '.join(header)}")
-        elif len(cells) != len(header):
-            raise InputError(f"{where} has {len(cells)} columns, and the first line names {len(header)}")
-        else:
-            yield where, dict(zip(header, cells, strict=True))
-
-
-def _read_jsonl(name: str, lines: list[str]) -> Iterator[Row]:
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        where = f"line {number} of {name}"
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise InputError(f"{where} is no JSON: {error}") from error
-        if not isinstance(row, dict):
-            raise InputError(f'{where} is {shown(row)}: it must be an object, such as {{"text": "..."}}')
-        yield where, row
-
-
-def _read_parquet(name: str, data: bytes) -> Iterator[Row]:
-    arrow = import_optional("pyarrow", "reading Parquet")
-    parquet = import_optional("pyarrow.parquet", "reading Parquet")
-    try:
-        table = parquet.read_table(arrow.BufferReader(data))
-    except (OSError, arrow.ArrowException) as error:
-        raise InputError(f"{name} cannot be read as Parquet: {' '.join(str(error).split())}") from error
-    return ((f"row {number} of {name}", row) for number, row in enumerate(table.to_pylist()))
-
-
-_READERS: dict[str, Callable[[str, list[str]], Iterator[Row]]] = {
-    ".csv": _read_csv,
-    ".tsv": _read_tsv,
-    ".jsonl": _read_jsonl,
-}
+    places = tuple(f"snippet {snippet.id}" for snippet in snippets)
+    return Dataset(SNIPPETS, tuple(s.text for s in snippets), tuple(s.label for s in snippets), places)

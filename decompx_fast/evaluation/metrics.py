@@ -40,6 +40,7 @@ class Outcomes:
         perturbed_predicted: by the name of a perturbation ``[n, levels]``: the class that is predicted now.
         rationale_states: ``[n, d]``, the encoder's pooled state of the rationales; ``None`` if not computed.
         seed: of the split into folds.
+        groups: ``[n]``, the same number for equal texts; ``None``: all are different.
     """
 
     labels: NDArray[np.int64] | None
@@ -48,6 +49,7 @@ class Outcomes:
     perturbed_predicted: Mapping[str, NDArray[np.int64]]
     rationale_states: NDArray[np.float32] | None = None
     seed: int = 0
+    groups: NDArray[np.int64] | None = None
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ class Metric:
         perturbation: the name of the one that it reads.
         needs_labels: whether the right classes must be known.
         levels: its curve ``[n, levels]``, of which :meth:`per_text` is the mean; a single column if it is no curve.
-        least_texts: how many texts it needs.
+        least_texts: how many different texts it needs.
     """
 
     name: str
@@ -109,7 +111,8 @@ def rationale_right(outcomes: Outcomes) -> Array:
     """``[n, 1]``: 1 where a classifier trained on the rationales of other texts is right about this text's, else 0."""
     if outcomes.rationale_states is None:
         raise ValueError("the states of the rationales were not computed")
-    return out_of_fold_correct(outcomes.rationale_states, _labels(outcomes), seed=outcomes.seed)[:, None]
+    labels, groups = _labels(outcomes), outcomes.groups
+    return out_of_fold_correct(outcomes.rationale_states, labels, seed=outcomes.seed, groups=groups)[:, None]
 
 
 def _labels(outcomes: Outcomes) -> NDArray[np.int64]:

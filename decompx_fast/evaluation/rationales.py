@@ -24,25 +24,31 @@ STEPS = 100
 LEAST_TEXTS = 2 * FOLDS
 
 
-def out_of_fold_correct(states: NDArray[np.float32], labels: NDArray[np.int64], *, seed: int) -> NDArray[np.float64]:
+def out_of_fold_correct(
+    states: NDArray[np.float32],
+    labels: NDArray[np.int64],
+    *,
+    seed: int,
+    groups: NDArray[np.int64] | None = None,
+) -> NDArray[np.float64]:
     """Whether each text's label is predicted from its state, by a classifier trained on the other folds.
 
     Args:
         states: ``[n, d]``.
         labels: ``[n]``.
-        seed: of the split into :data:`FOLDS` parts of equal size.
+        seed: of the split into :data:`FOLDS` parts of like size.
+        groups: ``[n]``, the same number for equal texts, which are in one fold: else the classifier would have seen
+            the texts that it is asked about. ``None``: all are different.
 
     Returns:
         ``[n]``: 1 or 0.
 
     Raises:
-        InputError: for too few texts to be split.
+        InputError: for too few different texts to be split.
     """
     n = len(labels)
-    if n < LEAST_TEXTS:
-        raise InputError(f"prediction-performance needs at least {LEAST_TEXTS} texts to train on, and there are {n}")
+    fold = torch.from_numpy(folds_of(np.arange(n) if groups is None else groups, seed=seed))
     features, targets = torch.tensor(states).double(), torch.tensor(labels)
-    fold = torch.randperm(n, generator=torch.Generator().manual_seed(seed)) % FOLDS
     correct = torch.zeros(n, dtype=torch.float64)
     for held_out in range(FOLDS):
         train, test = fold != held_out, fold == held_out
@@ -51,6 +57,33 @@ def out_of_fold_correct(states: NDArray[np.float32], labels: NDArray[np.int64], 
         predicted = ((features[test] - mean) / deviation @ weight + bias).argmax(1)
         correct[test] = (predicted == targets[test]).double()
     return correct.numpy()
+
+
+def folds_of(groups: NDArray[np.int64], *, seed: int) -> NDArray[np.int64]:
+    """The fold of each text: groups in random order, each into the fold that has the fewest texts until then.
+
+    Args:
+        groups: ``[n]``, the same number for texts that shall be in one fold.
+        seed: of the order.
+
+    Returns:
+        ``[n]``, from 0 to ``FOLDS - 1``.
+
+    Raises:
+        InputError: for fewer than :data:`LEAST_TEXTS` groups.
+    """
+    _, group, sizes = np.unique(groups, return_inverse=True, return_counts=True)
+    if len(sizes) < LEAST_TEXTS:
+        raise InputError(
+            f"prediction-performance needs at least {LEAST_TEXTS} texts that differ to train on, and there are "
+            f"{len(sizes)}"
+        )
+    rank = torch.randperm(len(sizes), generator=torch.Generator().manual_seed(seed)).numpy()
+    fold_of, filled = np.zeros(len(sizes), dtype=np.int64), np.zeros(FOLDS, dtype=np.int64)
+    for one in np.argsort(rank):
+        fold_of[one] = filled.argmin()
+        filled[fold_of[one]] += sizes[one]
+    return fold_of[group]
 
 
 def fit(features: Tensor, targets: Tensor, n_classes: int) -> tuple[Tensor, Tensor]:

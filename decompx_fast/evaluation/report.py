@@ -23,6 +23,9 @@ from .store import Store
 #: The method that the others are compared with, text by text.
 BASELINE = "decompx"
 
+#: The file of the results of every text.
+RESULTS = "results.parquet"
+
 
 @dataclass(frozen=True)
 class Setting:
@@ -32,11 +35,18 @@ class Setting:
         model: its name.
         data: the texts.
         seed: of everything that is drawn.
+        groups: ``[n]``, for each text the place of the first one that the model cannot tell from it.
     """
 
     model: str
     data: Dataset
     seed: int
+    groups: NDArray[np.int64]
+
+    @property
+    def n_repeated(self) -> int:
+        """How many texts repeat an earlier one."""
+        return len(self.groups) - len(np.unique(self.groups))
 
 
 @dataclass(frozen=True)
@@ -109,6 +119,7 @@ class Evaluation:
             "model": self.setting.model,
             "data": self.setting.data.name,
             "n_texts": self.n_texts,
+            "n_repeated": self.setting.n_repeated,
             "seed": self.setting.seed,
             "accuracy": self.accuracy,
             "methods": {
@@ -160,7 +171,7 @@ def _summarise(
         writer = None
         for name in labels:
             table = store.read(name, chunks)
-            outcomes = _outcomes(table, setting.seed)
+            outcomes = _outcomes(table, setting)
             levels = {metric.name: metric.levels(outcomes) for metric in metrics}
             values[name] = np.stack([levels[metric.name].mean(1) for metric in metrics], 1)
             curves[name] = {key: found.mean(0).tolist() for key, found in levels.items() if found.shape[1] > 1}
@@ -176,10 +187,12 @@ def _summarise(
         if writer is not None:
             writer.close()
 
-    atomic_write(store.folder / "results.parquet", read_all)
+    atomic_write(store.folder / RESULTS, read_all)
     # Each on its own, so that a method's numbers do not depend on which others there are, to the last bit. The texts
     # that are drawn are the same for all.
-    means = {name: bootstrap_means(own, seed=setting.seed) for name, own in values.items()}  # [resamples, metrics]
+    means = {  # [resamples, metrics]
+        name: bootstrap_means(own, seed=setting.seed, groups=setting.groups) for name, own in values.items()
+    }
     results = {}
     for name, own in values.items():
         estimates, differences = {}, {}
@@ -196,7 +209,7 @@ def _summarise(
     return Evaluation(store.folder, len(setting.data), accuracy, tuple(metrics), ordered, setting)
 
 
-def _outcomes(table: Any, seed: int) -> Outcomes:
+def _outcomes(table: Any, setting: Setting) -> Outcomes:
     """The numbers of one method."""
 
     def column(name: str) -> NDArray[Any]:
@@ -214,7 +227,8 @@ def _outcomes(table: Any, seed: int) -> Outcomes:
         rationale_states=matrices("_state")[RATIONALE].astype(np.float32)
         if f"{RATIONALE}_state" in table.column_names
         else None,
-        seed=seed,
+        seed=setting.seed,
+        groups=setting.groups,
     )
 
 
@@ -222,11 +236,17 @@ def _page(evaluation: Evaluation) -> str:
     """The report as Markdown."""
     setting, parts = evaluation.setting, []
     right = "" if evaluation.accuracy is None else f" It is right about {evaluation.accuracy:.1%} of them."
+    repeated = ""
+    if setting.n_repeated:
+        repeated = (
+            f"{setting.n_repeated} of them repeat an earlier one, as the model reads them: equal texts are in one fold "
+            "and are resampled together. "
+        )
     parts.append("# Faithfulness of attribution methods\n")
     parts.append(
         f"Model: {setting.model}. Data: {setting.data.name}, {evaluation.n_texts} "
         f"{'pairs of texts' if setting.data.is_pairs else 'texts'}.{right} "
-        f"Seed (of ties between equal scores, of random scores, folds and bootstrap): {setting.seed}. "
+        f"Seed (of ties between equal scores, of random scores, folds and bootstrap): {setting.seed}. {repeated}"
         f"In brackets: {CONFIDENCE:.0%} intervals, by {RESAMPLES} bootstrap resamples of the texts. An arrow says "
         f"which way is more faithful. The best by {evaluation.metrics[0].label} first.\n"
     )

@@ -6,22 +6,29 @@ import contextlib
 import hashlib
 import importlib.metadata
 import os
+import pickle
 import platform
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from .. import __version__
+from ..encoding import Encoded
 from ..errors import InputError, OptionError
 from ..explainer import DecompX
 from ..optional import import_optional
 from .classifier import Classifier
 from .data import Dataset, read_dataset
+from .masking import input_key
 from .method import Method, all_methods, get_method
 from .metrics import METRICS, Metric, get_metric, perturbations
-from .report import Evaluation, Setting, write_report
+from .report import RESULTS, Evaluation, Setting, write_report
 from .store import Store
 from .work import CHUNK, Task, Worker, compute_all, one_thread
 
@@ -46,6 +53,7 @@ def evaluate(
     text_column: str | None = None,
     pair_column: str | None = None,
     label_column: str | None = None,
+    label_map: Mapping[Any, str | int] | None = None,
     limit: int | None = None,
     truncate: bool = False,
     seed: int = 0,
@@ -57,7 +65,7 @@ def evaluate(
 
     A run that was ended in any way goes on where it was when it is started again with the same ``out``. It is refused
     if the data, the model, the seed or another setting that the numbers depend on has changed; other methods may be
-    asked for.
+    asked for, and the report then has both those and the ones that were finished before.
 
     Args:
         data: texts and labels, as :func:`decompx_fast.evaluation.data.read_dataset` reads them; ``"snippets"``: the
@@ -68,7 +76,7 @@ def evaluate(
             method of your own: its code is not among the settings that are compared. With several workers they must
             be importable.
         metrics: names, or ``"all"``: all that the data allow (some need labels, one needs 10 texts).
-        text_column, pair_column, label_column, limit: as for ``read_dataset``.
+        text_column, pair_column, label_column, label_map, limit: as for ``read_dataset``.
         truncate: cut texts that are too long for the model, with a warning, instead of refusing them.
         seed: of ties, of random scores, of methods that draw, of folds and of the bootstrap.
         device: where to compute; ``None`` for the CPU.
@@ -86,7 +94,8 @@ def evaluate(
         MissingPackageError: if a package that a method or the report needs is not installed.
         EvaluationError: if a method fails; it names the texts.
     """
-    chosen = _choose_methods(methods)
+    chosen = _choose_methods(methods, workers)
+    _check_apart(data, Path(out))
     wanted = None if metrics == ALL else [get_metric(name) for name in _names(metrics, "metric")]
     _check_numbers(workers=workers, seed=seed)
     for name in ("pyarrow", "pyarrow.parquet", "matplotlib"):
@@ -98,9 +107,12 @@ def evaluate(
         text_column=text_column,
         pair_column=pair_column,
         label_column=label_column,
+        label_map=label_map,
         limit=limit,
     )
-    wanted = _check_metrics(wanted, dataset)
+    encoded = Classifier(explainer).encode(dataset.texts, truncate=truncate, places=dataset.places)
+    groups = _equal_inputs(encoded, dataset)
+    wanted = _check_metrics(wanted, dataset, len(np.unique(groups)))
     task = Task(
         model=None if model == DEMO else explainer.name,
         device=device,
@@ -111,7 +123,7 @@ def evaluate(
         seed=seed,
         truncate=truncate,
     )
-    worker = Worker(task, explainer)
+    worker = Worker(task, explainer, encoded)
     with Store(out, _settings(task, worker.classifier, dataset)).opened() as store, one_thread():
         items = [(name, chunk) for name in chosen for chunk in range(len(worker.chunks))]
         missing = [item for item in items if not store.has(*item)]
@@ -119,12 +131,14 @@ def evaluate(
             for (name, chunk), records in compute_all(worker, missing, workers):
                 store.write(name, chunk, records)
                 advance(name)
-        setting = Setting(explainer.name or type(explainer.model).__name__, dataset, seed)
-        labels = {name: (own or get_method(name)).label for name, own in chosen.items()}
+        setting = Setting(explainer.name or type(explainer.model).__name__, dataset, seed, groups)
+        known = store.remember_labels({name: (own or get_method(name)).label for name, own in chosen.items()})
+        others = [name for name in store.finished(len(worker.chunks)) if name not in chosen]
+        labels = {name: known.get(name, name) for name in (*chosen, *others)}
         return write_report(store, setting, labels, wanted, len(worker.chunks))
 
 
-def _choose_methods(methods: str | Sequence[str | Method]) -> dict[str, Method | None]:
+def _choose_methods(methods: str | Sequence[str | Method], workers: int) -> dict[str, Method | None]:
     """By name; a method of the user's own, or ``None`` for a built-in one."""
     known = all_methods()
     if methods == ALL:
@@ -138,10 +152,38 @@ def _choose_methods(methods: str | Sequence[str | Method]) -> dict[str, Method |
             if not _NAME.fullmatch(name):
                 raise OptionError(f"methods: {name!r} cannot be that of a folder: use letters, digits and hyphens")
             chosen[name] = entry if isinstance(entry, Method) and name not in known else None
+    if workers > 1:
+        for name, own in chosen.items():
+            _check_importable(name, own)
     for name, own in chosen.items():
         for package in (own or known[name]).needs:
             import_optional(package, f"the method {name!r}")
     return chosen
+
+
+def _check_importable(name: str, own: Method | None) -> None:
+    """Workers are new processes, which must find a method of the user's own by importing it."""
+    if own is None:
+        return
+    main = sys.modules["__main__"]
+    here = getattr(own.score, "__module__", None) == "__main__" and not hasattr(main, "__file__")
+    try:
+        pickle.dumps(own)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        reason: object = error
+    else:
+        reason = "it was defined in an interactive session" if here else None
+    if reason is not None:
+        raise OptionError(
+            f"methods: {name!r} cannot be sent to worker processes ({reason}): define its function at the top of a "
+            "module that they can import, or use workers=1"
+        )
+
+
+def _check_apart(data: object, out: Path) -> None:
+    """The data must not be a file that the report replaces."""
+    if isinstance(data, (str, os.PathLike)) and Path(data).resolve() == (out / RESULTS).resolve():
+        raise OptionError(f"data={os.fspath(data)!r} would be replaced by the results: choose another folder for out")
 
 
 def _names(names: Any, kind: str) -> list[Any]:
@@ -159,14 +201,30 @@ def _check_numbers(*, workers: int, seed: int) -> None:
             raise OptionError(f"{name}={value!r}: use a whole number from {least}")
 
 
-def _check_metrics(wanted: list[Metric] | None, dataset: Dataset) -> list[Metric]:
+def _equal_inputs(encoded: Sequence[Encoded], dataset: Dataset) -> NDArray[np.int64]:
+    """For each text the place of the first one that the model cannot tell from it, with a warning if there are such."""
+    first: dict[object, int] = {}
+    groups = [first.setdefault(input_key(one.inputs), place) for place, one in enumerate(encoded)]
+    repeated = [place for place, group in enumerate(groups) if place != group]
+    if repeated:
+        place = repeated[0]
+        warnings.warn(
+            f"{len(repeated)} of {len(groups)} texts repeat an earlier one as the model reads them ("
+            f"{dataset.places[place]} is equal to {dataset.places[groups[place]]}): equal texts are put in one fold "
+            "and resampled together",
+            stacklevel=3,
+        )
+    return np.array(groups, dtype=np.int64)
+
+
+def _check_metrics(wanted: list[Metric] | None, dataset: Dataset, n_different: int) -> list[Metric]:
     """Those that the data allow, or that were named, which the data must allow."""
     if wanted is None:
         labelled = dataset.labels is not None
         wanted = [
             metric
             for metric in METRICS.values()
-            if (labelled or not metric.needs_labels) and len(dataset) >= metric.least_texts
+            if (labelled or not metric.needs_labels) and n_different >= metric.least_texts
         ]
     for metric in wanted:
         if metric.needs_labels and dataset.labels is None:
@@ -174,10 +232,11 @@ def _check_metrics(wanted: list[Metric] | None, dataset: Dataset) -> list[Metric
                 f"the metric {metric.name!r} needs labels, and {dataset.name} has no column 'label': say by "
                 "label_column where they are, or leave the metric out"
             )
-        if len(dataset) < metric.least_texts:
+        if n_different < metric.least_texts:
             raise InputError(
                 f"the metric {metric.name!r} needs at least {metric.least_texts} texts, and {dataset.name} gives "
-                f"{len(dataset)}: give more, or leave the metric out"
+                f"{n_different}{'' if n_different == len(dataset) else ' that differ'}: give more, or leave the "
+                "metric out"
             )
     return wanted
 

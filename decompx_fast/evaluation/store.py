@@ -3,7 +3,8 @@
 A part is there as a whole or not at all, since it is written beside and renamed. A run computes the parts that are
 missing; so no text is computed twice or lost, however often the run was killed. ``run.json`` holds the settings, and a
 run with other settings is refused, lest parts of different kinds be mixed. Which methods are asked for is no such
-setting: a method's parts do not depend on the others.
+setting: a method's parts do not depend on the others, and the report is of all that are finished. ``methods.json`` says
+how tables show each.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from ..optional import import_optional
 FORMAT = "decompx_fast.evaluation, version 1"
 
 Record = dict[str, Any]  # one text and one method: columns and their values
+
+_SHOWN = 60  # characters of a setting in a message
 
 _TEMPORARY = re.compile(r"\.[0-9a-f]{16}\.tmp")  # what atomic_write leaves when it is killed
 
@@ -53,7 +56,7 @@ class Store:
             raise OutputError(f"out={str(self.folder)!r} cannot be made a folder: {error.strerror or error}") from error
         with self._locked():
             self._check_settings()
-            for path in (self.folder / "parts").glob("*/.*.tmp"):
+            for path in (*self.folder.glob(".*.tmp"), *(self.folder / "parts").glob("*/.*.tmp")):
                 if _TEMPORARY.fullmatch(path.name):
                     path.unlink()
             yield self
@@ -88,7 +91,7 @@ class Store:
         except ValueError as error:
             raise InputError(f"{path} is damaged ({error}): choose another folder, or empty this one") from error
         different = [
-            f"{name}: {_short(found.get(name))} there, {_short(self.settings.get(name))} now"
+            "{}: {} there, {} now".format(name, *_short_pair(found.get(name), self.settings.get(name)))
             for name in sorted({*found, *self.settings})
             if found.get(name) != self.settings.get(name)
         ]
@@ -115,6 +118,25 @@ class Store:
         table = arrow.Table.from_pylist(list(records))
         atomic_write(path, lambda temporary: parquet.write_table(table, temporary))
 
+    def finished(self, chunks: int) -> list[str]:
+        """The methods of which every part is there, in the order of their names."""
+        folders = sorted(path.name for path in (self.folder / "parts").iterdir() if path.is_dir())
+        return [name for name in folders if all(self.has(name, chunk) for chunk in range(chunks))]
+
+    def remember_labels(self, labels: Mapping[str, str]) -> dict[str, str]:
+        """Add how tables show these methods to what earlier runs said of theirs, and return it all."""
+        path = self.folder / "methods.json"
+        known: dict[str, str] = {}
+        if path.exists():
+            try:
+                known = dict(json.loads(path.read_text(encoding="utf-8")))
+            except ValueError as error:
+                raise InputError(f"{path} is damaged ({error}): delete it, and run again") from error
+        known |= labels
+        text = json.dumps(known, indent=1, ensure_ascii=False) + "\n"
+        atomic_write(path, lambda temporary: Path(temporary).write_text(text, encoding="utf-8"))
+        return known
+
     def read(self, method: str, chunks: int) -> Any:
         """All parts of a method as one table (``pyarrow.Table``), in the order of the data.
 
@@ -133,6 +155,13 @@ class Store:
         return arrow.concat_tables(parts, promote_options="permissive").sort_by("index")
 
 
-def _short(value: object) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+def _short_pair(there: object, now: object) -> tuple[str, str]:
+    """Two values that differ, each cut to what shows where."""
+    texts = [json.dumps(value, ensure_ascii=False) for value in (there, now)]
+    same = len(os.path.commonprefix(texts))
+    start = max(0, same - 20) if max(map(len, texts)) > _SHOWN else 0
+    first, second = (
+        ("..." if start else "") + text[start : start + _SHOWN] + ("..." if len(text) > start + _SHOWN else "")
+        for text in texts
+    )
+    return first, second

@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+import warnings
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -251,7 +252,9 @@ def _begin(task: Task) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all of them: the parent ends them in order
     threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(1)
-    _worker = Worker(task)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the parent, which has read the same texts, has warned of all
+        _worker = Worker(task)
 
 
 def _end_with_parent() -> None:
