@@ -14,7 +14,8 @@ from .encoding import Encoded
 from .engines.attribution import Attribution
 from .errors import InputError, OptionError
 from .explanation import Explanation, Site
-from .linearize.registry import HuggingFaceLinearization, linearize, plain_mode, unwrap
+from .linearize.model_run import plain_mode
+from .linearize.registry import HuggingFaceLinearization, linearize, unwrap
 from .sources import Sources
 from .stream import Pair
 from .targets import Targets
