@@ -47,13 +47,13 @@ def unwrap(model: nn.Module) -> nn.Module:
         elif isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
             model = model.module
         elif callable(base := getattr(model, "get_base_model", None)):
-            _refuse_prompts(model)
+            refuse_prompts(model)
             model = base()
         else:
             return model
 
 
-def _refuse_prompts(model: nn.Module) -> None:
+def refuse_prompts(model: nn.Module) -> None:
     """Learned prompts are outside the base model: it would be explained without them."""
     if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
         raise UnsupportedModelError(
