@@ -41,11 +41,12 @@ def load_pretrained(path_or_id: str | os.PathLike[str], *, half: bool = False) -
     _check_place(name)
     with _quiet():
         if (Path(name) / ADAPTER_CONFIG).is_file():
-            model, places = load_adapted(name, half=half)
+            model, base = _load_adapted(name, half=half)
+            places = [name, base]
         else:
             model, info = _load_classifier(name)
             _check_weights(name, info["missing_keys"], info["mismatched_keys"])
-            model, places = _widened(model, half=half), (name,)
+            model, places = _widened(model, half=half), [name]
         tokenizer = _load_tokenizer(places)
     return model.eval(), tokenizer
 
@@ -94,11 +95,11 @@ def _load_tokenizer(places: Sequence[str]) -> Any:
     ) from errors[0]
 
 
-def load_adapted(name: str, *, half: bool) -> tuple[nn.Module, tuple[str, str]]:
+def _load_adapted(name: str, *, half: bool) -> tuple[nn.Module, str]:
     """An adapter's folder: its base model with the adapter merged into the weights.
 
     Returns:
-        ``(model, places)``: where to look for the tokenizer, in this order.
+        ``(model, base)``: and where the base model, perhaps with the tokenizer, was found.
 
     Raises:
         MissingPackageError: if peft is not installed.
@@ -130,7 +131,7 @@ def load_adapted(name: str, *, half: bool) -> tuple[nn.Module, tuple[str, str]]:
     try:
         adapted = peft.PeftModel.from_pretrained(_widened(model, half=half), name)
         refuse_prompts(adapted)
-        return adapted.merge_and_unload(safe_merge=True), (name, base_name)
+        return adapted.merge_and_unload(safe_merge=True), base_name
     except UnsupportedModelError:
         raise
     except Exception as error:
