@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from .compiling import outside_compiler
 from .config import DecompXConfig
 from .dispatch import Execution, choose_engine, records
 from .encoding import Reader
@@ -172,6 +173,7 @@ class DecompX:
         """The same as :meth:`explain`."""
         return self.explain(texts, **arguments)
 
+    @outside_compiler
     def explain(self, texts: Any, **arguments: Any) -> Explanation | list[Explanation]:
         """Explain one input, or a list of them.
 
@@ -212,6 +214,7 @@ class DecompX:
         """
         return self._start(texts, **arguments)[0]
 
+    @outside_compiler
     def plan(
         self,
         tokens: int,
@@ -264,6 +267,7 @@ class DecompX:
             device=self.device,
         )
 
+    @outside_compiler
     def _start(
         self,
         texts: Any,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .compiling import outside_compiler
 from .config import DecompXConfig
 from .dispatch import Execution, attribute, choose_engine, records
 from .encoding import Encoded
@@ -50,6 +51,7 @@ class Job:
         self.execution = execution
         self.positions = tuple(positions)
 
+    @outside_compiler
     def run(self, batch: Sequence[Pair]) -> list[Explanation]:
         """Explain inputs of the same length and the same number of sources."""
         start = time.perf_counter()
