@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args, overload
 import torch
 from torch import nn
 
+from .compiling import outside_compiler
 from .config import DecompXConfig
 from .dispatch import Execution, choose_engine, records
 from .encoding import Reader, with_ids
@@ -191,6 +192,7 @@ class DecompX:
         self, texts: Any, *, on_error: OnError, **arguments: Any
     ) -> Explanation | Failure | Explanations[Explanation | Failure]: ...
 
+    @outside_compiler
     def explain(self, texts: Any, **arguments: Any) -> Any:
         """Explain one input, or a list of them.
 
@@ -246,6 +248,7 @@ class DecompX:
         """
         return self._start(texts, **arguments)[0]
 
+    @outside_compiler
     def plan(
         self,
         tokens: int,
@@ -298,6 +301,7 @@ class DecompX:
             device=self.device,
         )
 
+    @outside_compiler
     def _start(
         self,
         texts: Any,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .compiling import outside_compiler
 from .config import DecompXConfig
 from .dispatch import Execution, attribute, choose_engine, records
 from .encoding import Encoded
@@ -15,7 +16,8 @@ from .engines.attribution import Attribution
 from .errors import InputError, OptionError
 from .explanation import Explanation, Site
 from .failure import OF_AN_INPUT, Failure
-from .linearize.registry import HuggingFaceLinearization, linearize, plain_mode, unwrap
+from .linearize.model_run import plain_mode
+from .linearize.registry import HuggingFaceLinearization, linearize, unwrap
 from .sources import Sources
 from .stream import Pair
 from .targets import Targets
@@ -50,6 +52,7 @@ class Job:
         self.execution = execution
         self.positions = tuple(positions)
 
+    @outside_compiler
     def run(self, batch: Sequence[Pair]) -> list[Explanation]:
         """Explain inputs of the same length and the same number of sources."""
         start = time.perf_counter()

@@ -15,7 +15,7 @@ from torch.nn.utils import parametrize
 from decompx_fast.config import DecompXConfig
 from decompx_fast.engines import reference
 from decompx_fast.errors import UnsupportedModelError
-from decompx_fast.linearize import registry
+from decompx_fast.linearize import model_run, registry
 from decompx_fast.linearize.registry import input_limits, linearize, supported_architectures
 
 #: Rounding of a few layers in float64, and room: a wrong weight shows as 1e-3 at the least.
@@ -390,11 +390,11 @@ def test_overlapping_threads_leave_the_compilers_stance():
     inside, leave = threading.Event(), threading.Event()
 
     def stay():
-        with registry.undisturbed(model):
+        with model_run.undisturbed(model):
             inside.set()
             leave.wait(10)
 
-    with registry.undisturbed(model):
+    with model_run.undisturbed(model):
         thread = threading.Thread(target=stay)
         thread.start()
         assert inside.wait(10)

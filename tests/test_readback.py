@@ -36,13 +36,13 @@ def computed(**options) -> Explanation:
     ids=["everything", "words", "ids only", "no numbers", "half", "float32", "float64", "adjoint", "groups"],
 )
 def test_json_and_back_is_the_same(explanation: Explanation) -> None:
-    found = Explanation.from_dict(json.loads(json.dumps(explanation.to_dict())))
+    found = Explanation.from_dict(json.loads(json.dumps(explanation.to_dict(details=True))))
     without_stages = Explanation(**({name: getattr(explanation, name) for name in vars(explanation)} | {"stages": {}}))
     if not bool(torch.isfinite(explanation.scores).all()):
         assert str(found.scores) == str(explanation.scores)
         return
     assert_same(found, without_stages)
-    assert found.to_dict() | {"stages": {}} == explanation.to_dict() | {"stages": {}}
+    assert found.to_dict(details=True) | {"stages": {}} == explanation.to_dict(details=True) | {"stages": {}}
 
 
 def test_the_dictionary_itself_can_be_read() -> None:

@@ -25,7 +25,8 @@ from decompx_fast.engines import adjoint
 from decompx_fast.errors import UnsupportedModelError
 from decompx_fast.linearize import record
 from decompx_fast.linearize.layer import Attention, LinearizedLayer
-from decompx_fast.linearize.registry import HuggingFaceLinearization, linearize, run_model
+from decompx_fast.linearize.model_run import run_model
+from decompx_fast.linearize.registry import HuggingFaceLinearization, linearize
 from decompx_fast.linearize.spec import Affine, AttentionSpec, InputLimits, LayerSpec, ModelSpec
 
 CONFIG = DecompXConfig(bias="bias_token")

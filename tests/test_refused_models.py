@@ -99,14 +99,14 @@ def skip_a_layer(model):
 
 
 def run_fewer_layers(model):
-    layers = model.bert.encoder.layer
-    model.bert.encoder.forward = type(model.bert.encoder).forward.__get__(_Fewer(layers, model.config))
+    encoder = model.bert.encoder
+    encoder.forward = lambda *args, **kwargs: type(encoder).forward(_Fewer(encoder), *args, **kwargs)
     return "has 2 layers, but 1 were run"
 
 
 class _Fewer:
-    def __init__(self, layers, config):
-        self.layer, self.config = layers[:1], config
+    def __init__(self, encoder):
+        self.layer, self.config = encoder.layer[:1], encoder.config
 
 
 CHANGES = [

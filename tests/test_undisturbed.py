@@ -84,6 +84,21 @@ def test_weights_in_half_precision(engine):
         assert (explanation.scores.sum(0) - expected).abs().max() < 0.1
 
 
+def test_explaining_in_what_the_caller_compiles(bare):
+    expected = [e.scores for e in bare.explain([[7, 8, 9], [7, 8]])]
+
+    def one(x):
+        return bare.explain([7, 8, 9]).scores + x.sin().sum()
+
+    def stream(x):
+        return [e.scores + x.sin().sum() for e in bare.explain_iter([[7, 8, 9], [7, 8]])]
+
+    zero = torch.zeros(2, dtype=torch.float64)
+    assert torch.equal(torch.compile(one, backend="eager")(zero), expected[0])
+    for found, scores in zip(torch.compile(stream, backend="eager")(zero), expected, strict=True):
+        assert torch.equal(found, scores)
+
+
 # Nothing is left behind.
 
 

@@ -13,7 +13,8 @@ from torch import Tensor
 from ..encoding import Encoded, Reader
 from ..errors import InputError, NumericalError
 from ..explainer import DecompX
-from ..linearize.registry import describe, input_limits, only_device, plain_mode, run_model, undisturbed, unwrap
+from ..linearize.model_run import plain_mode, run_model, undisturbed
+from ..linearize.registry import describe, input_limits, only_device, unwrap
 
 #: Positions in one batch; inputs of a batch are equally long, so that none is padded.
 BATCH_POSITIONS = 2**12
@@ -90,15 +91,15 @@ class Classifier:
         """
         log_probabilities: list[Tensor] = [torch.empty(0)] * len(inputs)
         states: list[Tensor] = [torch.empty(0)] * len(inputs)
-        with plain_mode(self.device), undisturbed(unwrap(self.model)):
-            layers = describe(unwrap(self.model)).layer_modules
+        with plain_mode(self.device), undisturbed(unwrap(self.model)) as model:
+            layers = describe(model).layer_modules
             for batch in batches_of_equal_length([len(one["input_ids"]) for one in inputs]):
                 fewest = min(FEWEST, BATCH_POSITIONS // len(inputs[batch[0]]["input_ids"]))
                 filled = batch + batch[:1] * (fewest - len(batch))
                 stacked = {
                     name: torch.stack([inputs[n][name] for n in filled]).to(self.device) for name in inputs[batch[0]]
                 }
-                run = run_model(unwrap(self.model), layers, stacked)
+                run = run_model(model, layers, stacked)
                 if not torch.isfinite(run.logits).all():
                     raise NumericalError(f"the logits hold NaN or infinity in {run.logits.dtype}: check the model")
                 found = run.logits.double().log_softmax(-1).cpu()  # [b, c]

@@ -10,7 +10,8 @@ from torch import Tensor
 from ..encoding import Encoded
 from ..errors import InputError, UnsupportedModelError
 from ..linearize.layer import Attention, Linearization, LinearizedLayer
-from ..linearize.registry import linearize, only_device, plain_mode, unwrap
+from ..linearize.model_run import plain_mode
+from ..linearize.registry import linearize, only_device, unwrap
 from .method import Problem
 
 #: Pairs of positions that one batch holds at most (if it holds several inputs): a decomposed state of this size still

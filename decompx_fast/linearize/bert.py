@@ -19,7 +19,9 @@ from .spec import (
     ModelSpec,
     SublayerSpec,
     affine,
+    embedding_module,
     layer_norm,
+    norm_module,
 )
 
 #: A module of transformers: what parts it has is known only when it runs.
@@ -34,8 +36,8 @@ def bert_layer(layer: Module, name: str) -> LayerSpec:
         raise UnsupportedModelError(
             f"{name}.attention uses position_embedding_type={position_type!r}: only 'absolute' can be explained here"
         )
-    norm = layer_norm(output.LayerNorm, f"{name}.attention.output.LayerNorm")
-    d = output.LayerNorm.normalized_shape[0]
+    norm = norm_module(output.LayerNorm, f"{name}.attention.output.LayerNorm")
+    d = norm.normalized_shape[0]
     heads, size = attention.num_attention_heads, attention.attention_head_size
     attend = AttentionSpec(
         query=affine(attention.query, f"{name}.attention.self.query", d),
@@ -54,7 +56,7 @@ def bert_layer(layer: Module, name: str) -> LayerSpec:
         activation=activation_name(layer.intermediate.intermediate_act_fn, f"{name}.intermediate"),
     )
     return (
-        SublayerSpec((attend,), post_norm=norm),
+        SublayerSpec((attend,), post_norm=layer_norm(norm, f"{name}.attention.output.LayerNorm")),
         SublayerSpec((feed,), post_norm=layer_norm(layer.output.LayerNorm, f"{name}.output.LayerNorm")),
     )
 
@@ -95,13 +97,15 @@ def activation_name(function: object, name: str) -> str:
 
 def _spec(encoder: Module, name: str, head: tuple[HeadStepSpec, ...]) -> ModelSpec:
     layers = tuple(encoder.encoder.layer)
-    embeddings = encoder.embeddings
-    positions = embeddings.position_embeddings
+    parts = ("word_embeddings", "token_type_embeddings", "position_embeddings")
+    words, types, positions = (
+        embedding_module(getattr(encoder.embeddings, part), f"{name}.embeddings.{part}") for part in parts
+    )
     # In the RoBERTa family position numbers start after the padding index.
     unused = 0 if positions.padding_idx is None else positions.padding_idx + 1
     sizes = {
-        "input_ids": embeddings.word_embeddings.num_embeddings,
-        "token_type_ids": embeddings.token_type_embeddings.num_embeddings,
+        "input_ids": words.num_embeddings,
+        "token_type_ids": types.num_embeddings,
         "position_ids": positions.num_embeddings,
     }
     return ModelSpec(

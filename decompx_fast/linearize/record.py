@@ -32,6 +32,7 @@ from torch import Tensor, nn
 
 from .evaluate import Steps, linearize_layer
 from .layer import KEEP_BYTES, LinearizedLayer, Norm, Shelf
+from .private_copy import original
 from .spec import Affine, AttentionSpec, LayerSpec, NormSpec
 
 #: Random directions of the check.
@@ -105,7 +106,7 @@ class _Mark:
 
 @dataclass(frozen=True)
 class _Held:
-    """A layer, and what must not have changed since: its two states, and its constants as ``(tensor, version)``."""
+    """A layer, and what must not have changed since: two states; constants and weights as ``(tensor, version)``."""
 
     layer: LinearizedLayer
     marks: tuple[_Mark, _Mark]
@@ -179,7 +180,8 @@ class Record:
             mark = _Mark(x, x._version, _sketch(x))
         # The state is the model's own, so that the next layer is checked on what it was given.
         layer = self._shelf.keep(replace(layer, output=state.detach()), always=index == len(self._layers) - 1)
-        versions = tuple((tensor, tensor._version) for tensor in layer.constants if not tensor.is_meta)
+        counted = (tensor for tensor in (*layer.constants, *_weights(self._layers[index])) if not tensor.is_inference())
+        versions = tuple((tensor, tensor._version) for tensor in counted if not tensor.is_meta)
         self._held[index] = _Held(layer, (mark, self._last_mark), versions, gap)
 
     def layer(self, index: int) -> tuple[LinearizedLayer, float] | None:
@@ -220,6 +222,12 @@ def _maps(layer: LayerSpec) -> Iterator[Affine]:
                 yield from (map_ for map_ in (op.into, op.out, op.gate) if map_ is not None)
 
 
+def _weights(layer: LayerSpec) -> Iterator[Tensor]:
+    norms = (norm for part in layer for norm in (part.pre_norm, part.out_norm, part.post_norm) if norm is not None)
+    found = [(map_.weight, map_.bias) for map_ in _maps(layer)] + [(norm.weight, norm.bias) for norm in norms]
+    yield from (tensor for pair in found for tensor in pair if tensor is not None)
+
+
 def _sketch(state: Tensor) -> Tensor:
     return F.linear(state.detach(), _directions(state.shape[-1], state.dtype, state.device))
 
@@ -232,16 +240,16 @@ def _directions(n_out: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     return directions.to(device, dtype)
 
 
-#: ``(W R)^T`` and ``b R`` by module, with what tells that weight and bias are still the same. To read all weights for
-#: these few numbers takes a third of a forward pass of a short text, so they are kept for the next one. A weight that
-#: is changed behind torch's back makes its check fail; then they are forgotten.
+#: ``(W R)^T`` and ``b R`` by module of the user's, with what tells that weight and bias are still the same. To read all
+#: weights for these few numbers takes a third of a forward pass of a short text, so they are kept for the next one. A
+#: weight that is changed behind torch's back makes its check fail; then they are forgotten.
 _projections: WeakKeyDictionary[nn.Module, tuple[tuple[object, ...], Projection]] = WeakKeyDictionary()
 
 
 def _projected(map_: Affine) -> Projection:
     """``(W R)^T`` ``[s, d_in]`` and ``b R`` ``[s]``."""
-    module = map_.module
-    assert module is not None
+    assert map_.module is not None
+    module = original(map_.module)
     parts = [map_.weight] if map_.bias is None else [map_.weight, map_.bias]
     if any(part.is_inference() for part in parts):
         return _project(map_)
@@ -261,4 +269,4 @@ def _project(map_: Affine) -> Projection:
 def _forget(layer: LayerSpec) -> None:
     for map_ in _maps(layer):
         if map_.module is not None:
-            _projections.pop(map_.module, None)
+            _projections.pop(original(map_.module), None)

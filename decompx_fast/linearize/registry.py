@@ -9,20 +9,16 @@ is not computed a second time.
 from __future__ import annotations
 
 import math
-import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..errors import InputError, NumericalError, UnsupportedModelError, shown
+from ..errors import InputError, NumericalError, UnsupportedModelError
 from . import bert
 from .evaluate import linearize_head, linearize_layer, restore_layer
 from .layer import Head, LinearizedLayer
+from .model_run import ModelRun, check_embedding_mode, plain_mode, run_model, undisturbed
 from .record import Record
 from .spec import InputLimits, ModelSpec
 
@@ -51,13 +47,13 @@ def unwrap(model: nn.Module) -> nn.Module:
         elif isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
             model = model.module
         elif callable(base := getattr(model, "get_base_model", None)):
-            _refuse_prompts(model)
+            refuse_prompts(model)
             model = base()
         else:
             return model
 
 
-def _refuse_prompts(model: nn.Module) -> None:
+def refuse_prompts(model: nn.Module) -> None:
     """Learned prompts are outside the base model: it would be explained without them."""
     if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
         raise UnsupportedModelError(
@@ -100,116 +96,6 @@ def describe(model: nn.Module) -> ModelSpec:
     if not spec.layers:
         raise UnsupportedModelError(f"this {type(model).__name__} has no layers: there is nothing to decompose")
     return spec
-
-
-@contextmanager
-def plain_mode(device: torch.device) -> Iterator[None]:
-    """No autograd, no inference mode and no autocast: whatever the caller's are, results are ordinary and exact."""
-    available = torch.amp.is_autocast_available(device.type)
-    autocast = torch.autocast(device.type, enabled=False) if available else nullcontext()
-    with torch.inference_mode(False), torch.no_grad(), autocast:
-        yield
-
-
-@contextmanager
-def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Eval mode and no compiled code inside; every module's mode restored afterwards, whatever happens."""
-    training = [module for module in model.modules() if module.training]
-    try:
-        for module in training:
-            module.training = False
-        with _uncompiled():
-            yield
-    finally:
-        for module in training:
-            module.training = True
-
-
-_stance_lock = threading.Lock()
-_stances: list[Any] = []  # one entry for each thread inside; the first is what the last to leave restores
-
-
-@contextmanager
-def _uncompiled() -> Iterator[None]:
-    """Compiled modules run their Python code; the stance is one for all threads, so the last to leave restores it."""
-    if "torch._dynamo" not in sys.modules:  # nothing is compiled, and importing the compiler takes seconds
-        yield
-        return
-    with _stance_lock:
-        _stances.append(None if _stances else torch.compiler.set_stance("force_eager"))
-    try:
-        yield
-    finally:
-        with _stance_lock:
-            if len(_stances) == 1:
-                _stances[0].__exit__(None, None, None)
-                _stances.clear()
-            else:
-                _stances.pop()
-
-
-@dataclass(frozen=True)
-class ModelRun:
-    """What the user's model computed: ``states[0]`` is the embedding, ``states[n + 1]`` the output of layer ``n``."""
-
-    states: list[Tensor]
-    logits: Tensor
-
-
-def run_model(
-    model: nn.Module,
-    layer_modules: tuple[nn.Module, ...],
-    inputs: Mapping[str, Tensor],
-    record: Record | None = None,
-) -> ModelRun:
-    """Run the model once and keep its hidden states, through hooks that live for this call in this thread only.
-
-    Args:
-        model: in eval mode.
-        layer_modules: whose outputs are the states.
-        inputs: what its ``forward`` takes.
-        record: is told of every product with a layer's weights, and of the end of each layer.
-    """
-    states: list[Tensor] = []
-    thread = threading.get_ident()
-
-    # Another thread may meet these hooks while they are being removed, and call them without the keyword arguments.
-    def keep_input(_module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> None:
-        if threading.get_ident() == thread and not states:
-            states.append(args[0] if args or kwargs is None else kwargs["hidden_states"])
-
-    def keep_output(_module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
-        if threading.get_ident() == thread:
-            states.append(output[0] if isinstance(output, tuple) else output)
-            if record is not None and len(states) > 1:
-                with plain_mode(states[-1].device):
-                    record.end_layer(len(states) - 2, states[-2], states[-1])
-
-    def note_product(module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
-        if record is not None and threading.get_ident() == thread:
-            record.note(module, output)
-
-    with ExitStack() as hooks:
-        hooks.callback(layer_modules[0].register_forward_pre_hook(keep_input, with_kwargs=True).remove)
-        for module in dict.fromkeys(layer_modules):  # layers may share one module
-            hooks.callback(module.register_forward_hook(keep_output).remove)
-        for module in () if record is None else record.modules():
-            hooks.callback(module.register_forward_hook(note_product).remove)
-        # Where a configuration asks for these, transformers would leave hooks of its own on the model.
-        unwanted = {"output_attentions": False, "output_hidden_states": False}
-        output = model(**inputs, **unwanted, return_dict=True)
-    logits = getattr(output, "logits", None)
-    if not isinstance(logits, Tensor) or logits.ndim != 2:
-        raise UnsupportedModelError(
-            f"the forward pass of this {type(model).__name__} gave no logits of the shape [b, c], but "
-            f"{shown(output)}: it is no sequence classifier as transformers has it"
-        )
-    if len(states) != len(layer_modules) + 1:
-        raise UnsupportedModelError(
-            f"this {type(model).__name__} has {len(layer_modules)} layers, but {max(len(states) - 1, 0)} were run in "
-            "its forward pass: it cannot be explained exactly"
-        )
-    return ModelRun(states, logits)
 
 
 class HuggingFaceLinearization:
@@ -299,7 +185,8 @@ class HuggingFaceLinearization:
             raise UnsupportedModelError(
                 f"{where} does not compute what its architecture says: recomputed from its weights it differs by "
                 f"{gap:.1e} of its size (accepted: {tolerance:.0e} in {self._run.logits.dtype}). A module was probably "
-                "replaced, hooked or patched; this model cannot be explained exactly, so it is refused"
+                "replaced, hooked or patched, or trained meanwhile; this model cannot be explained exactly, so it is "
+                "refused"
             )
         self.max_gap = max(self.max_gap, gap)
 
@@ -346,10 +233,14 @@ def linearize(
                 f"{name} is on {tensor.device} and the model on {device}: move one of them, for example "
                 f"{name}.to({str(device)!r})"
             )
-    with plain_mode(device), undisturbed(model):
+    with plain_mode(device), undisturbed(model) as model:
         spec = describe(model)
-        listener = Record(spec.layers, dtype) if record else None
+        renewed = any(module._forward_pre_hooks for module in model.modules())
+        listener = Record(spec.layers, dtype) if record and not renewed else None
         run = run_model(model, spec.layer_modules, inputs, listener)
+        if renewed:  # such hooks may have made other weights than those that were there before the run
+            spec = describe(model)
+        check_embedding_mode(model, spec.layer_modules)
         if run.states[0].dtype not in TOLERANCE:
             raise UnsupportedModelError(f"the model computes in {run.states[0].dtype}: use one of {list(TOLERANCE)}")
         _check_finite(model, run)
@@ -409,5 +300,5 @@ def specification(model: nn.Module) -> ModelSpec:
         UnsupportedModelError: if the model is not what its architecture says.
     """
     model = unwrap(model)
-    with plain_mode(only_device(model)), undisturbed(model):
+    with plain_mode(only_device(model)), undisturbed(model) as model:
         return describe(model)

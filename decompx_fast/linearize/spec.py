@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import UnsupportedModelError
+from .parts import NotAffine, probe, stand_in
 
 QUANTIZED_WORDS = (
     "quant",
@@ -137,22 +138,48 @@ class ModelSpec:
     limits: InputLimits
 
 
+def norm_module(module: nn.Module, name: str) -> nn.LayerNorm:
+    """A LayerNorm, or that one in a wrapper round it which computes what the wrapper does.
+
+    Raises:
+        UnsupportedModelError: if there is none.
+    """
+    if isinstance(module, nn.LayerNorm) and type(module).forward is nn.LayerNorm.forward:
+        return module
+    found = stand_in(module, nn.LayerNorm)
+    if found is None:
+        raise _unsupported(name, module, "a LayerNorm")
+    return found
+
+
 def layer_norm(module: nn.Module, name: str) -> NormSpec:
-    """The parameters of a LayerNorm module.
+    """The parameters of a LayerNorm module, perhaps wrapped.
 
     Raises:
         UnsupportedModelError: if it is something else.
     """
-    if not isinstance(module, nn.LayerNorm) or type(module).forward is not nn.LayerNorm.forward:
-        raise _unsupported(name, module, "a LayerNorm")
-    return NormSpec(_detached(module.weight), _detached(module.bias), module.eps)
+    norm = norm_module(module, name)
+    return NormSpec(_vector(norm.weight), _vector(norm.bias), norm.eps)
+
+
+def embedding_module(module: nn.Module, name: str) -> nn.Embedding:
+    """An embedding, or the first in a wrapper round it: adapters keep its size.
+
+    Raises:
+        UnsupportedModelError: if there is none.
+    """
+    for part in module.modules():
+        if isinstance(part, nn.Embedding):
+            return part
+    raise _unsupported(name, module, "an embedding")
 
 
 def affine(module: nn.Module, name: str, features: int) -> Affine:
     """The map ``x W + b`` that a module computes on ``features`` inputs.
 
-    A plain ``nn.Linear`` gives views on its parameters. Any other module (a linear layer wrapped by a low-rank
-    adapter, say) is evaluated on the unit vectors, and accepted if it then proves to be affine.
+    A plain ``nn.Linear`` gives views on its parameters, and so does one in a wrapper that computes what it does. Any
+    other module (a linear layer with a low-rank adapter, say) is evaluated on the unit vectors, once for as long as
+    its answers stay the same, and accepted if it then proves to be affine.
 
     Args:
         module: in eval mode.
@@ -163,18 +190,22 @@ def affine(module: nn.Module, name: str, features: int) -> Affine:
         UnsupportedModelError: if its weights are quantised, or if it is not affine.
     """
     _refuse_quantized(module, name)
-    if isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward:
-        if type(module.weight) not in (Tensor, nn.Parameter):
-            raise UnsupportedModelError(
-                f"the linear layer {name!r} stores its weight as a {type(module.weight).__name__}, not as a plain "
-                "tensor: load the model in float32, float16 or bfloat16, whole on one device"
-            )
-        return Affine(module.weight.detach().t(), _detached(module.bias), module)
-    return _probe(module, name, features)
+    plain = isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward
+    linear = module if plain else stand_in(module, nn.Linear, features)
+    if not isinstance(linear, nn.Linear):
+        return _probe(module, name, features)
+    weight = linear.weight
+    if type(weight) not in (Tensor, nn.Parameter):
+        raise UnsupportedModelError(
+            f"the linear layer {name!r} stores its weight as a {type(weight).__name__}, not as a plain "
+            "tensor: load the model in float32, float16 or bfloat16, whole on one device"
+        )
+    return Affine(weight.detach().t(), _vector(linear.bias), module)
 
 
-def _detached(tensor: Tensor | None) -> Tensor | None:
-    return None if tensor is None else tensor.detach()
+def _vector(tensor: Tensor | None) -> Tensor | None:
+    """Without autograd, and without the gaps that a row of a larger tensor may have."""
+    return None if tensor is None else tensor.detach().contiguous()
 
 
 def _refuse_quantized(module: nn.Module, name: str) -> None:
@@ -195,21 +226,13 @@ _PACKED = (torch.int8, torch.uint8, torch.int16, torch.int32)
 
 
 def _probe(module: nn.Module, name: str, features: int) -> Affine:
-    reference = next(module.parameters(), None)
-    if reference is None:
-        raise _unsupported(name, module, "a linear layer")
-    unit = torch.eye(features, dtype=reference.dtype, device=reference.device)
-    generator = torch.Generator("cpu").manual_seed(0)
-    x = torch.randn(4, features, generator=generator, device="cpu").to(unit)
     try:
-        offset = module(torch.zeros_like(unit[:1]))
-        weight = module(unit) - offset
-        gap = ((x @ weight + offset - module(x)).abs().max() / module(x).abs().max().clamp_min(1e-30)).item()
+        weight, bias = probe(module, features)
+    except NotAffine as error:
+        raise _unsupported(name, module, str(error)) from error
     except Exception as error:
         raise _unsupported(name, module, "a linear layer") from error
-    if not gap < 64 * features**0.5 * torch.finfo(unit.dtype).eps:
-        raise _unsupported(name, module, f"a linear layer (it differs from one by {gap:.1e} of its size)")
-    return Affine(weight, offset[0], module)
+    return Affine(weight, bias, module)
 
 
 def _unsupported(name: str, module: nn.Module, wanted: str) -> UnsupportedModelError:

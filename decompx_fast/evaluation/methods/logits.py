@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from ...encoding import Encoded
 from ...errors import InputError, UnsupportedModelError
-from ...linearize.registry import TOLERANCE, only_device, undisturbed, unwrap
+from ...linearize.model_run import undisturbed
+from ...linearize.registry import TOLERANCE, only_device, unwrap
 
 #: A forward pass may hold this many tokens: enough to keep a CPU busy, few enough that its graph fits in memory.
 TOKENS_PER_FORWARD = 2048
@@ -45,7 +46,7 @@ def evaluation_mode(model: nn.Module, *, grad: bool) -> Iterator[Forward]:
     model = unwrap(model)
     # Where a configuration asks for these, transformers would leave hooks of its own on the model.
     unwanted = {"output_attentions": False, "output_hidden_states": False}
-    with plain_autograd(only_device(model), grad=grad), undisturbed(model):
+    with plain_autograd(only_device(model), grad=grad), undisturbed(model) as model:
         tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
         copies = {name: tensor.detach().clone() for name, tensor in tensors.items() if tensor.is_inference()}
 
@@ -91,8 +92,8 @@ def word_embeddings(model: nn.Module, forward: Forward, inputs: Mapping[str, Ten
     def from_embeddings(embeddings: Tensor) -> Tensor:
         return forward(inputs_embeds=embeddings, **repeated(rest, len(embeddings)))
 
-    with torch.no_grad():
-        embed: Callable[[Tensor], Tensor] = model.get_input_embeddings()  # type: ignore[operator]
+    with torch.no_grad(), undisturbed(model) as copied:
+        embed: Callable[[Tensor], Tensor] = copied.get_input_embeddings()  # type: ignore[operator]
         embeddings = embed(inputs["input_ids"]).clone()
         expected, found = forward(**inputs), from_embeddings(embeddings)
     gap = (found - expected).abs().max() / expected.abs().max().clamp_min(torch.finfo(expected.dtype).tiny)

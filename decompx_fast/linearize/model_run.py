@@ -1,0 +1,162 @@
+"""One run of the user's model: in which mode, and what is kept of it."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import UnsupportedModelError, shown
+from .private_copy import forget_parametrized, original, own_forwards, private_copy
+from .record import Record
+
+_ModuleT = TypeVar("_ModuleT", bound=nn.Module)
+
+
+@contextmanager
+def plain_mode(device: torch.device) -> Iterator[None]:
+    """No autograd, no inference mode and no autocast: whatever the caller's are, results are ordinary and exact."""
+    available = torch.amp.is_autocast_available(device.type)
+    autocast = torch.autocast(device.type, enabled=False) if available else nullcontext()
+    with torch.inference_mode(False), torch.no_grad(), autocast:
+        yield
+
+
+@contextmanager
+def undisturbed(model: _ModuleT) -> Iterator[_ModuleT]:
+    """The model in eval mode and without compiled code, to be run by this thread alone; the user's is not touched.
+
+    Args:
+        model: may be in any mode, and used, trained and switched by other threads meanwhile.
+
+    Yields:
+        A copy of the module objects that shares all tensors (:mod:`.private_copy`).
+
+    Raises:
+        UnsupportedModelError: if a part that cannot be copied is in train mode.
+    """
+    copied = private_copy(model)
+    for name, module in copied.named_modules():
+        if module.training:
+            raise UnsupportedModelError(
+                f"the module {name!r} is a {type(module).__name__} in train mode, which cannot be copied to be run in "
+                "eval mode: call model.eval() first"
+            )
+    try:
+        with _uncompiled():
+            yield copied
+    finally:
+        forget_parametrized(copied)
+
+
+_stance_lock = threading.Lock()
+_stances: list[Any] = []  # one entry for each thread inside; the first is what the last to leave restores
+
+
+@contextmanager
+def _uncompiled() -> Iterator[None]:
+    """Compiled functions run their Python code; the stance is one for all threads, so the last to leave restores it."""
+    if "torch._dynamo" not in sys.modules:  # nothing is compiled, and importing the compiler takes seconds
+        yield
+        return
+    with _stance_lock:
+        _stances.append(None if _stances else torch.compiler.set_stance("force_eager"))
+    try:
+        yield
+    finally:
+        with _stance_lock:
+            if len(_stances) == 1:
+                _stances[0].__exit__(None, None, None)
+                _stances.clear()
+            else:
+                _stances.pop()
+
+
+@dataclass(frozen=True)
+class ModelRun:
+    """What the user's model computed: ``states[0]`` is the embedding, ``states[n + 1]`` the output of layer ``n``."""
+
+    states: list[Tensor]
+    logits: Tensor
+
+
+def run_model(
+    model: nn.Module,
+    layer_modules: tuple[nn.Module, ...],
+    inputs: Mapping[str, Tensor],
+    record: Record | None = None,
+) -> ModelRun:
+    """Run the model once and keep its hidden states, through hooks that live for this call.
+
+    Args:
+        model: what :func:`undisturbed` yields.
+        layer_modules: whose outputs are the states.
+        inputs: what its ``forward`` takes.
+        record: is told of every product with a layer's weights, and of the end of each layer.
+    """
+    states: list[Tensor] = []
+
+    def keep_input(_module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        if not states:
+            states.append(args[0] if args else kwargs["hidden_states"])
+
+    def keep_output(_module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
+        states.append(output[0] if isinstance(output, tuple) else output)
+        if record is not None and len(states) > 1:
+            with plain_mode(states[-1].device):
+                record.end_layer(len(states) - 2, states[-2], states[-1])
+
+    def note_product(module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
+        if record is not None:
+            record.note(module, output)
+
+    with ExitStack() as hooks:
+        hooks.callback(layer_modules[0].register_forward_pre_hook(keep_input, with_kwargs=True).remove)
+        for module in dict.fromkeys(layer_modules):  # layers may share one module
+            hooks.callback(module.register_forward_hook(keep_output).remove)
+        for module in () if record is None else record.modules():
+            hooks.callback(module.register_forward_hook(note_product).remove)
+        # Where a configuration asks for these, transformers would leave hooks of its own on the model.
+        unwanted = {"output_attentions": False, "output_hidden_states": False}
+        output = model(**inputs, **unwanted, return_dict=True)
+    logits = getattr(output, "logits", None)
+    if not isinstance(logits, Tensor) or logits.ndim != 2:
+        raise UnsupportedModelError(
+            f"the forward pass of this {type(model).__name__} gave no logits of the shape [b, c], but "
+            f"{shown(output)}: it is no sequence classifier as transformers has it"
+        )
+    if len(states) != len(layer_modules) + 1:
+        raise UnsupportedModelError(
+            f"this {type(model).__name__} has {len(layer_modules)} layers, but {max(len(states) - 1, 0)} were run in "
+            "its forward pass: it cannot be explained exactly"
+        )
+    return ModelRun(states, logits)
+
+
+def check_embedding_mode(model: nn.Module, layer_modules: tuple[nn.Module, ...]) -> None:
+    """Refuse what may have run in train mode where no layer's recomputation would show it.
+
+    Args:
+        model: what :func:`undisturbed` yielded, after it was run.
+        layer_modules: its layers.
+
+    Raises:
+        UnsupportedModelError: if a function of the user's was run outside the layers in place of a module's forward,
+            and the user's model is in train mode: it may call the model's own modules.
+    """
+    if not any(original(module).training for module in model.modules()):
+        return
+    checked = {module for layer in layer_modules for module in layer.modules()}
+    for module in own_forwards(model):
+        if module not in checked:
+            name = next(name for name, found in model.named_modules() if found is module)
+            raise UnsupportedModelError(
+                f"the forward of the module {name!r} was replaced by a function that may run the model's own modules, "
+                "which are in train mode: call model.eval() first"
+            )
