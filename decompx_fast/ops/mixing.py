@@ -78,7 +78,7 @@ def mixing(
         checks.dtype(op, "out", out, (p.dtype,), "that of `p`")
         checks.contiguous_last(op, "out", out)
         checks.writable(op, "out", out)
-    checks.devices(op, alpha=alpha, p=p, out=out)
+    checks.together(op, alpha=alpha, p=p, out=out)
     if out.numel():
         _mixing(out, alpha, p, causal, window, j - i if offset is None else offset, precision, backend)
     return out
@@ -148,8 +148,7 @@ def _mixing(
     precision: str,
     backend: str,
 ) -> None:
-    checks.no_overlap("mixing", "out", out, "p", p)
-    checks.no_overlap("mixing", "out", out, "alpha", alpha)
+    checks.separate("mixing", {"out": out}, alpha=alpha, p=p)
     limits = {
         "triton": registry.triton_dtype_limit(p.dtype) or registry.triton_precision_limit(p.dtype, precision),
         "native": native.limit(p.dtype),

@@ -71,7 +71,7 @@ def network(
     out = torch.empty_like(u, memory_format=torch.contiguous_format) if out is None else out
     checks.like_state(op, "out", out, u, state="u")
     checks.writable(op, "out", out)
-    checks.devices(op, u=u, w_in=w_in, w_out=w_out, slope=slope, bias=bias, shares=shares, out=out)
+    checks.together(op, u=u, w_in=w_in, w_out=w_out, slope=slope, bias=bias, shares=shares, out=out)
     if out.numel():
         _network(out, u, w_in, w_out, slope, bias, shares, backend)
     return out
@@ -102,10 +102,7 @@ def _network(
     shares: Tensor | None,
     backend: str,
 ) -> None:
-    given = {"u": u, "w_in": w_in, "w_out": w_out, "slope": slope, "bias": bias, "shares": shares}
-    for name, tensor in given.items():
-        if tensor is not None:
-            checks.no_overlap("network", "out", out, name, tensor)
+    checks.separate("network", {"out": out}, u=u, w_in=w_in, w_out=w_out, slope=slope, bias=bias, shares=shares)
     compute = registry.select("network", backend, u.device, limits={"native": native.limit(u.dtype)})
     compute(out, u, w_in, w_out, slope, bias, shares)
 
