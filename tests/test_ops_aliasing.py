@@ -136,7 +136,7 @@ def test_two_tensors_on_one_array_overlap():
 
 def test_neighbours_in_one_buffer_are_taken():
     """Numbers between those that are written may be read: columns of one tensor, or rows beside the state."""
-    buffer = torch.randn(N_B, N_I, N_K + 1, 2 * D, generator=torch.Generator().manual_seed(1))
+    buffer = torch.randn(N_B, N_I, N_K + 1, 2 * N_D, generator=torch.Generator().manual_seed(1))
     x, bias, slope = buffer[:, :, :N_K, :N_D], buffer[0, 0, N_K, :N_D], buffer[:, :, 0, N_D:]
     expected = ops.bias_split_(x.clone(), bias.clone())
     ops.activation_(expected, slope.clone())

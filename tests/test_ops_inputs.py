@@ -85,7 +85,10 @@ CASES = [
     (lambda: ops.mixing(ALPHA, P.half()), "`p` is torch.float16; allowed: torch.float32 (that of `alpha`)"),
     (lambda: ops.mixing(ALPHA[:, :3], P), "`alpha` has 3 heads and `p` has 2; 3 must be a multiple of 2"),
     (lambda: ops.mixing(ALPHA, P, precision="fast"), "`precision` is 'fast'; allowed: 'ieee', 'tf32', 'tf32x3'"),
-    (lambda: ops.mixing(ALPHA, P, window=0), "`window` is 0; it must be at least 1, or None"),
+    (
+        lambda: ops.mixing(ALPHA, P, window=0),
+        "`window` is 0; it must be a whole number from 1 to 9223372036854775807, or None",
+    ),
     (
         lambda: ops.mixing(ALPHA, P, out=zeros(2, 3, 5, 2, 8)),
         "`out` has shape [2, 3, 5, 2, 8]; allowed: [2, 3, 5, 4, 8]",

@@ -77,6 +77,14 @@ def choice(op: str, name: str, value: object, allowed: Sequence[object]) -> None
         raise InputError(f"{op}: `{name}` is {value!r}; allowed: {', '.join(repr(a) for a in allowed)}")
 
 
+def whole(op: str, name: str, value: object, least: int) -> None:
+    """``value`` is a whole number from ``least`` on, of 64 bits."""
+    most = (1 << 63) - 1
+    integer = isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool)
+    if not integer or not least <= value <= most:  # type: ignore[operator]
+        raise InputError(f"{op}: `{name}` is {value!r}; it must be a whole number from {least} to {most}, or None")
+
+
 def state(op: str, name: str, x: Tensor, *, axes: str = "b i k d") -> None:
     """``x`` is a decomposed state that may be written to."""
     tensor(op, name, x, axes)

@@ -68,8 +68,9 @@ def mixing(
     if g == 0 or h % g != 0:
         raise InputError(f"{op}: `alpha` has {h} heads and `p` has {g}; {h} must be a multiple of {g}")
     checks.choice(op, "precision", precision, PRECISIONS)
-    if window is not None and window < 1:
-        raise InputError(f"{op}: `window` is {window}; it must be at least 1, or None")
+    for name, number, least in (("window", window, 1), ("offset", offset, -(1 << 63))):
+        if number is not None:
+            checks.whole(op, name, number, least)
     if out is None:
         out = p.new_empty(b, i, k, h, v)
     else:
@@ -114,6 +115,23 @@ def mixing_torch(
                 out[n, start:stop, :, head] = mixed.view(stop - start, n_k, n_v)
 
 
+def near_mask(causal: bool, window: int | None, offset: int, n_i: int, n_j: int) -> tuple[bool, int | None, int]:
+    """The same mask for ``n_i`` rows and ``n_j`` keys by a window and an offset of the order of these, which no kernel's
+    arithmetic overflows; there is a mask if and only if there was one.
+
+    Row ``i`` attends the keys from ``i + low`` to ``i + high``. Far numbers matter on one side at the most.
+    """
+    if window is None:
+        return causal, None, max(-n_i, min(offset, n_j)) if causal else 0
+    low, high = offset - window + 1, offset if causal else offset + window - 1
+    below, above, wide = low > 1 - n_i, high < n_j - 1, n_i + n_j
+    if below and above:
+        return causal, window, offset
+    if above:
+        return True, None, max(high, -n_i)
+    return False, wide, min(low, n_j) + wide - 1 if below else 0
+
+
 def _attended(first: int, stop: int, n_j: int, causal: bool, window: int | None) -> slice:
     """The keys that positions ``first`` to ``stop - 1`` attend."""
     low = 0 if window is None else max(0, first - window + 1)
@@ -149,6 +167,7 @@ def _mixing(
     backend: str,
 ) -> None:
     checks.separate("mixing", {"out": out}, alpha=alpha, p=p)
+    causal, window, offset = near_mask(causal, window, offset, *alpha.shape[2:])
     limits = {
         "triton": registry.triton_dtype_limit(p.dtype) or registry.triton_precision_limit(p.dtype, precision),
         "native": native.limit(p.dtype),
