@@ -98,7 +98,7 @@ def test_auto_steps_aside_where_a_backend_cannot(monkeypatch):
     registry.add_backend("other", lambda device: (device.type == "cpu", "for CPUs"), auto_on=("cpu",))
     registry.implements("mixing", "other")(lambda *args, **options: calls.append("other"))
     cpu = torch.device("cpu")
-    registry.select("mixing", "auto", cpu)()
+    registry.select("mixing", "auto", cpu)(torch.zeros(1))
     assert calls == ["other"]
     torch_mixing = registry.select("mixing", "torch", cpu)
     limits = {"other": "not today", "native": "nor this"}

@@ -116,8 +116,8 @@ def mixing_torch(
 
 
 def near_mask(causal: bool, window: int | None, offset: int, n_i: int, n_j: int) -> tuple[bool, int | None, int]:
-    """The same mask for ``n_i`` rows and ``n_j`` keys by a window and an offset of the order of these, which no kernel's
-    arithmetic overflows; there is a mask if and only if there was one.
+    """The same mask for ``n_i`` rows and ``n_j`` keys by a window and an offset of the order of these, which overflow
+    in no kernel's arithmetic; there is a mask if and only if there was one.
 
     Row ``i`` attends the keys from ``i + low`` to ``i + high``. Far numbers matter on one side at the most.
     """

@@ -12,10 +12,12 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
+from typing import Any
 
 import torch
 
 from ..errors import BackendError
+from .shares import full_precision
 
 Probe = Callable[[torch.device], tuple[bool, str]]
 
@@ -48,10 +50,15 @@ def add_backend(name: str, probe: Probe, *, auto_on: Sequence[str] = ()) -> None
 
 
 def implements(op: str, backend: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Decorator: this function computes ``op`` on ``backend``."""
+    """Decorator: this function computes ``op`` on ``backend``, in the precision of its arguments under autocast too."""
 
     def add(function: Callable[..., None]) -> Callable[..., None]:
-        _implementations[op, backend] = function
+        @functools.wraps(function)
+        def compute(t: torch.Tensor, *tensors: Any, **options: Any) -> None:
+            with full_precision(t.device):
+                function(t, *tensors, **options)
+
+        _implementations[op, backend] = compute
         return function
 
     return add
