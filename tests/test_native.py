@@ -401,6 +401,21 @@ def test_a_missing_library_is_told(monkeypatch, tmp_path):
         assert ops.usable("native", "cpu") == (BUILT, REASON)
 
 
+@pytest.mark.parametrize(
+    ("flags", "lowered"), [("avx2 avx512f avx512bw avx512dq avx512vl", False), ("avx2 fma", True), ("avx512f", True)]
+)
+def test_the_check_runs_the_real_instructions_where_they_are(tmp_path, flags, lowered):
+    compiler, said = tmp_path / "compiler", tmp_path / "said"
+    compiler.write_text(f'#!/bin/sh\necho "$@" > {said}\ncp /bin/true {tmp_path}/rows_test_thread\n')
+    compiler.chmod(0o755)
+    (tmp_path / "cpuinfo").write_text(f"flags\t\t: {flags}\n")
+    environment = os.environ | {"CXX": str(compiler), "CPUINFO": str(tmp_path / "cpuinfo")}
+    command = [ROOT / "csrc/cpu/tests/run.sh", "thread", tmp_path]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert ("-DDECOMPX_LOWERED" in said.read_text()) is lowered
+    assert run.stdout.startswith("avx512: lowered to AVX2" if lowered else "avx512: the processor's own instructions")
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 def test_kernels_are_clean_under_the_address_sanitizer(tmp_path):

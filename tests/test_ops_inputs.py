@@ -170,6 +170,15 @@ def test_empty_sums_are_zero(backend):
     assert torch.equal(no_hidden[0, 0], torch.eye(8))
 
 
+def test_network_of_doubles_takes_constants_in_float32():
+    generator = torch.Generator().manual_seed(0)
+    u, w = (torch.randn(*shape, generator=generator).double() for shape in ((2, 3, 5, 8), (8, 8)))
+    slope, bias = torch.randn(2, 3, 8, generator=generator), torch.randn(8, generator=generator)
+    shares = torch.randn(2, 3, 5, generator=generator).double()
+    expected = ((u @ w + shares[..., None] * bias.double()) * slope.double()[:, :, None]) @ w
+    torch.testing.assert_close(ops.network(u, w, w, slope, bias, shares), expected)
+
+
 BUFFER = torch.zeros(4, 6, 10)
 
 

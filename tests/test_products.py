@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import processors
 import pytest
 import torch
@@ -11,9 +16,10 @@ from decompx_fast.errors import OptionError
 from decompx_fast.ops import product_choices, products
 from decompx_fast.ops.processor import Processor, from_cpuinfo, from_torch
 
+ROOT = Path(__file__).resolve().parent.parent
 F32, BF16, F16 = product_choices.DTYPES
 
-SIZES = [(1, 1, 1), (7, 65, 3), (300, 40, 129), (64, 512, 700)]
+SIZES = [(1, 1, 1), (7, 65, 3), (300, 40, 129), (64, 512, 700), (131, 70, 20000)]
 WAYS = [
     pytest.param(name, marks=[] if name != "onednn" or product_choices.has_onednn() else pytest.mark.skip("no oneDNN"))
     for name in products.WAYS
@@ -40,7 +46,7 @@ def test_every_way_is_the_product(way, dtype, size):
     assert rows[:, :2].isnan().all() and rows[:, -3:].isnan().all()
 
 
-#: What each processor of tests/processors.py takes with a PyTorch that has MKL, short and large: measured, or PyTorch's.
+#: What each processor of tests/processors.py takes with a PyTorch that has MKL, for short and for large products.
 EXPECTED = {
     "plain": {F32: ("torch", "torch"), BF16: ("widened", "widened"), F16: ("widened", "widened")},
     "zen3": {F32: ("torch", "torch"), BF16: ("widened", "widened"), F16: ("widened", "widened")},
@@ -149,6 +155,36 @@ def test_the_processor_is_asked_of_pytorch_elsewhere(monkeypatch):
     assert from_torch() == Processor("amd", frozenset({"avx512bf16"}))
     monkeypatch.delattr(torch.cpu, "get_capabilities")
     assert from_torch() == Processor("other", frozenset())
+
+
+GROWTH = """
+import torch
+from decompx_fast.ops import products
+
+def resident_mib():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096 / 2**20
+
+a, w, out = torch.randn(700, 128), torch.randn(128, 256), torch.empty(700, 256)
+with products.forced_way("onednn"):
+    for m in (64, 128, 192, 700):
+        products.multiply(a[:m], w, out=out[:m])
+    before = resident_mib()
+    for m in range(60, 700):
+        products.multiply(a[:m], w, out=out[:m])
+print(resident_mib() - before)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not (product_choices.has_onednn() and Path("/proc/self/statm").exists()), reason="needs oneDNN, Linux"
+)
+def test_products_of_many_lengths_do_not_grow_the_process():
+    """With a shape for each number of rows it grew by 400 MiB; what is left are ten shapes of half a MiB."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    run = subprocess.run([sys.executable, "-c", GROWTH], cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert float(run.stdout) < 40
 
 
 def test_float64_is_never_rounded():

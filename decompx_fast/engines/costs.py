@@ -14,7 +14,7 @@ import torch
 
 from ..config import DecompXConfig
 from ..linearize.layer import KEEP_BYTES
-from ..ops.products import COPIED_NUMBERS, WIDENED_NUMBERS, kind_of
+from ..ops.products import WIDENED_NUMBERS, copied_numbers, kind_of
 from .blocks import block_length, wide
 from .shape import ModelShape
 
@@ -125,7 +125,7 @@ class Costs:
         """What is made while vectors are multiplied by weights: float32 copies of half precisions, or results apart."""
         kind = kind_of(rows, n_in, n_out)
         if kind in self.copies:
-            return self.item * min(rows, max(COPIED_NUMBERS // max(n_out, 1), 1)) * n_out
+            return self.item * copied_numbers(rows, n_in, n_out)
         at_once = min(rows, max(WIDENED_NUMBERS // max(n_in, n_out, 1), 1))
         return self.wide * (n_in * n_out + at_once * (n_in + n_out)) if kind in self.widens else 0
 
