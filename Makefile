@@ -9,7 +9,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test lint native-check compile-gate bench device-check clean
+.PHONY: help demo test test-levels lint native-check compile-gate bench device-check clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 20
@@ -21,6 +21,17 @@ demo: .venv/installed-demo  ## explain one sentence, in the terminal and as buil
 
 test: .venv/installed-test  ## run the tests
 	@$(BIN)/python -m pytest -q
+
+# Where a processor's kind decides what is computed how. The AVX-512 kernels run lowered to AVX2 where need be.
+LEVEL_TESTS := tests/test_native.py tests/test_mixing_masks.py tests/test_plan.py tests/test_forward.py
+WAY_TESTS := tests/test_products.py tests/test_plan.py tests/test_forward.py
+
+test-levels: .venv/installed-test  ## run the tests of what depends on the processor as each kind of it would
+	@DECOMPX_FAST_LOWERED=1 DECOMPX_FAST_NATIVE=1 $(BIN)/python setup.py -q build_ext --inplace --build-temp build/lowered
+	@set -e; for level in portable avx2 avx512; do echo "== level $$level"; \
+		DECOMPX_FAST_LOWERED=1 DECOMPX_FAST_CPU_LEVEL=$$level $(BIN)/python -m pytest -q -m "not slow" $(LEVEL_TESTS); done
+	@set -e; for way in float32=torch onednn widened; do echo "== products by $$way"; \
+		DECOMPX_FAST_PRODUCTS=$$way $(BIN)/python -m pytest -q -m "not slow" $(WAY_TESTS); done
 
 lint: .venv/installed-test  ## check style, format and types
 	@$(BIN)/ruff check .

@@ -8,6 +8,9 @@ when it is there. Hence three rules: packages are listed here, never discovered;
 What is compiled is optional. It needs a C++ compiler and PyTorch, which an isolated build does not see; without them
 the package is installed without it, and ``decompx-fast doctor`` says so. ``DECOMPX_FAST_NATIVE=0`` leaves it out,
 ``DECOMPX_FAST_NATIVE=1`` makes it an error if it cannot be built.
+
+``DECOMPX_FAST_LOWERED=1`` builds another library for tests, beside the one that is used: its AVX-512 kernels are
+compiled to AVX2, so that they can be run where the wider instruction set is missing.
 """
 
 import importlib.util
@@ -58,20 +61,27 @@ def native() -> list[Extension]:
     wish = os.environ.get("DECOMPX_FAST_NATIVE", "auto")
     if wish not in ("auto", "0", "1"):
         raise SystemExit(f"DECOMPX_FAST_NATIVE={wish!r}: use 0, 1 or auto")
+    lowered = os.environ.get("DECOMPX_FAST_LOWERED", "0")
+    if lowered not in ("0", "1"):
+        raise SystemExit(f"DECOMPX_FAST_LOWERED={lowered!r}: use 0 or 1")
     folder = None if wish == "0" or platform.system() == "Windows" else torch_folder()
     if folder is None:
         if wish == "1":
             raise SystemExit("DECOMPX_FAST_NATIVE=1, but there is no PyTorch here: install it, --no-build-isolation")
         return []
+    macros: list[tuple[str, str | None]] = [
+        ("TORCH_TARGET_VERSION", OLDEST_TORCH),
+        ("Py_LIMITED_API", OLDEST_PYTHON["macro"]),
+    ]
     return [
         Extension(
-            "decompx_fast.ops._native",
+            "decompx_fast.ops._lowered" if lowered == "1" else "decompx_fast.ops._native",
             sources=[str(path) for path in sorted(Path("csrc/cpu").glob("*.cpp"))],
             depends=[str(path) for path in sorted(Path("csrc/cpu").glob("*.h"))],
             include_dirs=[str(folder / "include")],
             library_dirs=[str(folder / "lib")],
             libraries=["torch_cpu"],
-            define_macros=[("TORCH_TARGET_VERSION", OLDEST_TORCH), ("Py_LIMITED_API", OLDEST_PYTHON["macro"])],
+            define_macros=[*macros, ("DECOMPX_LOWERED", None)] if lowered == "1" else macros,
             extra_compile_args=COMPILE_FLAGS,
             py_limited_api=True,
             optional=wish == "auto",

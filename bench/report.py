@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from decompx_fast.ops import products, usable
+from decompx_fast.ops import product_choices, products, usable
 
 HERE = Path(__file__).resolve().parent
 PACKAGES = ("torch", "triton", "transformers")
@@ -81,7 +81,7 @@ def collect(run: dict[str, Any], cuda: bool) -> dict[str, Any]:
         "versions": {package: version(package) for package in PACKAGES},
         "commit": commit(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        "cpu_products": {kind: products.way(torch.float32, kind) for kind in products.SIZES},
+        "cpu_products": {kind: products.way(torch.float32, kind) for kind in product_choices.KINDS},
         "cpu_kernels": usable("native", "cpu")[1],
         "time": run.get("datetime"),
         "rows": rows_of(run),

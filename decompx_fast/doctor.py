@@ -13,7 +13,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from .ops import registry
+from .errors import OptionError
+from .ops import product_choices, registry
 
 PACKAGES = ("decompx-fast", "torch", "triton", "transformers", "tokenizers", "safetensors", "numpy", "rich", "click")
 
@@ -29,7 +30,12 @@ OPTIONAL = {
 def report(console: Console | None = None) -> None:
     """Print versions, devices and backends, each with the reason where something cannot be used."""
     console = console or Console()
-    for title, rows in (("Versions", versions()), ("Devices", devices()), ("Backends", backends())):
+    for title, rows in (
+        ("Versions", versions()),
+        ("Devices", devices()),
+        ("Backends", backends()),
+        ("Products on the CPU", products()),
+    ):
         table = Table(title=title, title_justify="left", box=None, show_header=False, pad_edge=False)
         for cells in rows:
             table.add_row(*(Text(cell) for cell in cells))
@@ -71,6 +77,19 @@ def backends() -> Iterator[tuple[str, str, str, str]]:
         for kind in kinds:
             usable, reason = registry.usable(name, kind)
             yield name, kind, "usable" if usable else "not usable", reason
+
+
+def products() -> Iterator[tuple[str, str, str, str]]:
+    """Dtype, kind, the library that multiplies them, and why it is that."""
+    for dtype in product_choices.DTYPES:
+        for kind in product_choices.KINDS:
+            name = str(dtype).removeprefix("torch.")
+            try:
+                choice = product_choices.choose(dtype, kind)
+            except OptionError as error:
+                yield name, kind, "refused", str(error)
+            else:
+                yield name, kind, choice.way, choice.reason
 
 
 def _version(name: str) -> str | None:

@@ -382,6 +382,7 @@ def test_bindings_check_what_could_leave_a_tensor():
 
 
 def test_a_missing_library_is_told(monkeypatch, tmp_path):
+    monkeypatch.delenv(native.LOWERED_VARIABLE, raising=False)
     monkeypatch.setattr(native, "__file__", str(tmp_path / "native.py"))
     native._load.cache_clear()
     try:
@@ -398,6 +399,21 @@ def test_a_missing_library_is_told(monkeypatch, tmp_path):
         monkeypatch.undo()
         native._load.cache_clear()
         assert ops.usable("native", "cpu") == (BUILT, REASON)
+
+
+@pytest.mark.parametrize(
+    ("flags", "lowered"), [("avx2 avx512f avx512bw avx512dq avx512vl", False), ("avx2 fma", True), ("avx512f", True)]
+)
+def test_the_check_runs_the_real_instructions_where_they_are(tmp_path, flags, lowered):
+    compiler, said = tmp_path / "compiler", tmp_path / "said"
+    compiler.write_text(f'#!/bin/sh\necho "$@" > {said}\ncp /bin/true {tmp_path}/rows_test_thread\n')
+    compiler.chmod(0o755)
+    (tmp_path / "cpuinfo").write_text(f"flags\t\t: {flags}\n")
+    environment = os.environ | {"CXX": str(compiler), "CPUINFO": str(tmp_path / "cpuinfo")}
+    command = [ROOT / "csrc/cpu/tests/run.sh", "thread", tmp_path]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert ("-DDECOMPX_LOWERED" in said.read_text()) is lowered
+    assert run.stdout.startswith("avx512: lowered to AVX2" if lowered else "avx512: the processor's own instructions")
 
 
 @pytest.mark.slow

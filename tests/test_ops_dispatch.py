@@ -98,7 +98,7 @@ def test_auto_steps_aside_where_a_backend_cannot(monkeypatch):
     registry.add_backend("other", lambda device: (device.type == "cpu", "for CPUs"), auto_on=("cpu",))
     registry.implements("mixing", "other")(lambda *args, **options: calls.append("other"))
     cpu = torch.device("cpu")
-    registry.select("mixing", "auto", cpu)()
+    registry.select("mixing", "auto", cpu)(torch.zeros(1))
     assert calls == ["other"]
     torch_mixing = registry.select("mixing", "torch", cpu)
     limits = {"other": "not today", "native": "nor this"}
@@ -170,10 +170,30 @@ def test_triton_is_usable_on_the_cpu_only_in_the_interpreter(interpreted):
         assert run.stdout == f"(False, '{reason}')\n{said} Use backend='auto', or one that can be used\n"
 
 
+@pytest.mark.parametrize(
+    ("triton", "numpy", "can"),
+    [("3.6.0", "2.4.6", True), ("3.6.0", "2.5.0", False), ("3.6.1", "3.0.0", False), ("3.7.0", "2.5.5", True)],
+)
+def test_the_interpreter_needs_a_numpy_that_it_knows(monkeypatch, triton, numpy, can):
+    """Triton 3.6 calls ``int`` on an array of shape [1], a TypeError from NumPy 2.5 on; 3.7.0 squeezes it before."""
+    monkeypatch.setattr(registry.metadata, "version", {"triton": triton, "numpy": numpy}.__getitem__)
+    monkeypatch.setattr(registry, "INTERPRETED", True)
+    for cached in (registry._installed_triton, registry._interpreter):
+        cached.cache_clear()
+    try:
+        usable, reason = ops.usable("triton", "cpu")
+    finally:
+        for cached in (registry._installed_triton, registry._interpreter):
+            cached.cache_clear()
+    assert usable is can
+    expected = f"the interpreter of triton {triton} fails with numpy {numpy}: install numpy<2.5, or triton>=3.7"
+    assert can or reason == f"TRITON_INTERPRET=1, and {expected}"
+
+
 @pytest.mark.parametrize(("version", "can"), [("3.5.1", False), ("3.6.0", True), ("3.10.0+git1", True)])
 def test_old_triton_is_not_usable(monkeypatch, version, can):
     registry._installed_triton.cache_clear()
-    monkeypatch.setattr(registry.metadata, "version", lambda name: version)
+    monkeypatch.setattr(registry.metadata, "version", {"triton": version, "numpy": "2.4.0"}.__getitem__)
     try:
         usable, reason = ops.usable("triton", DEVICE)
     finally:

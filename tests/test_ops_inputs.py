@@ -85,7 +85,10 @@ CASES = [
     (lambda: ops.mixing(ALPHA, P.half()), "`p` is torch.float16; allowed: torch.float32 (that of `alpha`)"),
     (lambda: ops.mixing(ALPHA[:, :3], P), "`alpha` has 3 heads and `p` has 2; 3 must be a multiple of 2"),
     (lambda: ops.mixing(ALPHA, P, precision="fast"), "`precision` is 'fast'; allowed: 'ieee', 'tf32', 'tf32x3'"),
-    (lambda: ops.mixing(ALPHA, P, window=0), "`window` is 0; it must be at least 1, or None"),
+    (
+        lambda: ops.mixing(ALPHA, P, window=0),
+        "`window` is 0; it must be a whole number from 1 to 9223372036854775807, or None",
+    ),
     (
         lambda: ops.mixing(ALPHA, P, out=zeros(2, 3, 5, 2, 8)),
         "`out` has shape [2, 3, 5, 2, 8]; allowed: [2, 3, 5, 4, 8]",
@@ -165,6 +168,15 @@ def test_empty_sums_are_zero(backend):
         assert ops.network(zeros(1, 1, 5, 8) + 1, zeros(8, 0), zeros(0, 8), zeros(1, 1, 0), backend=backend).eq(0).all()
     no_hidden = ops.position_operator(zeros(1, 1, 0), zeros(8, 0), zeros(0, 8), backend=backend)
     assert torch.equal(no_hidden[0, 0], torch.eye(8))
+
+
+def test_network_of_doubles_takes_constants_in_float32():
+    generator = torch.Generator().manual_seed(0)
+    u, w = (torch.randn(*shape, generator=generator).double() for shape in ((2, 3, 5, 8), (8, 8)))
+    slope, bias = torch.randn(2, 3, 8, generator=generator), torch.randn(8, generator=generator)
+    shares = torch.randn(2, 3, 5, generator=generator).double()
+    expected = ((u @ w + shares[..., None] * bias.double()) * slope.double()[:, :, None]) @ w
+    torch.testing.assert_close(ops.network(u, w, w, slope, bias, shares), expected)
 
 
 BUFFER = torch.zeros(4, 6, 10)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import processors
 import pytest
 import synthetic
 import torch
@@ -18,7 +19,7 @@ from decompx_fast.engines.memory import available_bytes, default_workspace
 from decompx_fast.engines.plan import ModelShape, plan
 from decompx_fast.errors import OptionError, PlanError
 from decompx_fast.linearize.registry import describe
-from decompx_fast.ops import products
+from decompx_fast.ops import product_choices, products
 
 MIB = 1 << 20
 BERT_BASE = ModelShape(layers=12, d=768, f=3072, heads=12, kv_heads=12, head_size=64)
@@ -33,10 +34,6 @@ def measure(linearization, config, n_sources=None, **options):
     """The peak that is counted, and the plan."""
     b, n, _ = linearization.embedding.shape
     sources = None if n_sources is None else (torch.arange(n) * n_sources // n).expand(b, n)
-    dtype = options.get("dtype") or linearization.embedding.dtype
-    for kind in products.SIZES:  # the race for the fastest product is run once in a process, and counts for no plan
-        if dtype is not torch.float64:
-            products.way(dtype, kind)
     counter = LiveBytes()
     with counter:
         forward.attribute(linearization, config, sources=sources, **options)
@@ -46,6 +43,21 @@ def measure(linearization, config, n_sources=None, **options):
 def model(dtype, **sizes):
     dtype = torch.float64 if dtype is torch.float64 else torch.float32
     return synthetic.hugging_face(d=192, heads=6, f=768, dtype=dtype, **sizes)
+
+
+@pytest.fixture(params=processors.NAMES)
+def processor(request, monkeypatch):
+    """Every processor in turn, whichever this is."""
+    processors.become(monkeypatch, request.param)
+    yield request.param
+    product_choices._choose.cache_clear()
+
+
+@pytest.mark.parametrize("path", ["direct", "operator"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_plan_foretells_the_peak_on_every_processor(processor, dtype, path):
+    peak, foretold = measure(model(dtype, n=40), DecompXConfig(), dtype=dtype, path=path, workspace_bytes=4 * MIB)
+    assert foretold.peak_bytes == pytest.approx(peak, rel=0.1)
 
 
 @pytest.mark.parametrize("path", ["direct", "operator"])
@@ -63,7 +75,7 @@ def test_plan_foretells_the_peak(batch, n, n_sources, workspace, dtype, path):
     assert foretold.peak_bytes == pytest.approx(peak, rel=0.1)
 
 
-@pytest.mark.skipif(not products.has_onednn(), reason="this build of PyTorch has no oneDNN")
+@pytest.mark.skipif(not product_choices.has_onednn(), reason="this build of PyTorch has no oneDNN")
 @pytest.mark.parametrize("path", ["direct", "operator"])
 @pytest.mark.parametrize(
     ("batch", "n", "backend"), [(2, 40, "auto"), (1, 160, "auto"), (2, 40, "torch"), (1, 160, "torch")]
@@ -97,11 +109,20 @@ def test_plan_foretells_the_peak_of_layer_shapes(layers, dtype):
     assert foretold.peak_bytes == pytest.approx(peak, rel=0.1)
 
 
-def test_plan_of_a_short_text_has_room_for_what_is_recorded():
+@pytest.mark.parametrize("layers", synthetic.LAYERS)
+@pytest.mark.parametrize("name", ["zen3", "mixed"])
+def test_plan_foretells_the_peak_of_layer_shapes_on_other_processors(monkeypatch, name, layers):
+    processors.become(monkeypatch, name)
+    linearization = synthetic.of_shape(layers, n=48, d=96, f=384, heads=8, dtype=torch.float32)
+    peak, foretold = measure(linearization, DecompXConfig(gate="half"), dtype=torch.bfloat16, workspace_bytes=4 * MIB)
+    assert foretold.peak_bytes == pytest.approx(peak, rel=0.1)
+
+
+def test_plan_of_a_short_text_has_room_for_what_is_recorded(processor):
     config = BertConfig(hidden_size=192, num_attention_heads=6, intermediate_size=768, num_hidden_layers=6)
     explainer = DecompX(BertForSequenceClassification(config).eval(), engine="forward")
     ids = list(range(5, 45))
-    explainer.explain(ids)  # races and projections, which are run once
+    explainer.explain(ids)  # projections, which are made once
     counter = LiveBytes()
     with counter:
         explainer.explain(ids)

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import processors
 import pytest
 import torch
 
-from decompx_fast.ops import products
+from decompx_fast import doctor
+from decompx_fast.errors import OptionError
+from decompx_fast.ops import product_choices, products
+from decompx_fast.ops.processor import Processor, from_cpuinfo, from_torch
 
-SIZES = [(1, 1, 1), (7, 65, 3), (300, 40, 129), (64, 512, 700)]
+ROOT = Path(__file__).resolve().parent.parent
+F32, BF16, F16 = product_choices.DTYPES
+
+SIZES = [(1, 1, 1), (7, 65, 3), (300, 40, 129), (64, 512, 700), (131, 70, 20000)]
 WAYS = [
-    pytest.param(name, marks=[] if name != "onednn" or products.has_onednn() else pytest.mark.skip("no oneDNN"))
+    pytest.param(name, marks=[] if name != "onednn" or product_choices.has_onednn() else pytest.mark.skip("no oneDNN"))
     for name in products.WAYS
 ]
-
-
-@pytest.fixture
-def unmeasured():
-    """Before and after, nothing has been measured."""
-    products._fastest.cache_clear()
-    yield
-    products._fastest.cache_clear()
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -42,19 +46,145 @@ def test_every_way_is_the_product(way, dtype, size):
     assert rows[:, :2].isnan().all() and rows[:, -3:].isnan().all()
 
 
-@pytest.mark.parametrize(("other", "taken"), [(0.5, "other"), (0.95, "torch"), (2.0, "torch")])
-def test_another_way_is_taken_only_where_it_is_clearly_faster(monkeypatch, unmeasured, other, taken):
-    monkeypatch.setattr(products, "has_onednn", lambda: True)
-    monkeypatch.setattr(products, "_best_seconds", lambda way, *_: 1.0 if way is products.WAYS["torch"] else other)
-    expected = {torch.float32: "onednn", torch.bfloat16: "widened", torch.float16: "widened"}
-    for dtype, name in expected.items():
-        assert products.way(dtype, "large") == (name if taken == "other" else "torch")
+#: What each processor of tests/processors.py takes with a PyTorch that has MKL, for short and for large products.
+EXPECTED = {
+    "plain": {F32: ("torch", "torch"), BF16: ("widened", "widened"), F16: ("widened", "widened")},
+    "zen3": {F32: ("torch", "torch"), BF16: ("widened", "widened"), F16: ("widened", "widened")},
+    "zen5": {F32: ("torch", "onednn"), BF16: ("torch", "torch"), F16: ("widened", "widened")},
+    "skylake": {F32: ("torch", "torch"), BF16: ("widened", "widened"), F16: ("widened", "widened")},
+    "granite": {F32: ("torch", "torch"), BF16: ("torch", "torch"), F16: ("torch", "torch")},
+    "graviton": {F32: ("torch", "torch"), BF16: ("torch", "torch"), F16: ("widened", "widened")},
+}
 
 
-def test_without_another_library_nothing_is_measured(monkeypatch, unmeasured):
-    monkeypatch.setattr(products, "has_onednn", lambda: False)
-    monkeypatch.setattr(products, "_best_seconds", lambda *_: pytest.fail("measured"))
-    assert products.way(torch.float32, "large") == "torch"
+@pytest.fixture
+def with_both_libraries(monkeypatch):
+    """As in PyTorch's own builds for x86-64; nothing is kept of a choice made so."""
+    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
+    monkeypatch.setattr(product_choices, "has_onednn", lambda: True)
+    product_choices._choose.cache_clear()
+    yield
+    product_choices._choose.cache_clear()
+
+
+@pytest.mark.parametrize("name", processors.PROCESSORS)
+def test_the_choice_follows_from_the_processor(with_both_libraries, monkeypatch, name):
+    processors.become(monkeypatch, name)
+    for way in products.WAYS:  # nothing is run to find out
+        monkeypatch.setitem(products.WAYS, way, lambda *_: pytest.fail("a product was made"))
+    for dtype, ways in EXPECTED[name].items():
+        assert tuple(products.way(dtype, kind) for kind in product_choices.KINDS) == ways
+        assert all(product_choices.choose(dtype, kind).reason for kind in product_choices.KINDS)
+
+
+@pytest.mark.parametrize("without", ["mkl", "onednn"])
+def test_a_row_about_a_library_needs_the_library(with_both_libraries, monkeypatch, without):
+    processors.become(monkeypatch, "zen5")
+    if without == "mkl":
+        monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: False)
+    else:
+        monkeypatch.setattr(product_choices, "has_onednn", lambda: False)
+    assert products.way(F32, "large") == "torch"
+
+
+@pytest.mark.parametrize(
+    ("named", "expected"),
+    [
+        ("torch", {F32: "torch", BF16: "torch", F16: "torch"}),
+        ("onednn", {F32: "onednn", BF16: "torch", F16: "widened"}),
+        ("widened", {F32: "onednn", BF16: "widened", F16: "widened"}),
+        ("float32=torch", {F32: "torch", BF16: "torch", F16: "widened"}),
+        (" float32=torch , bfloat16=widened", {F32: "torch", BF16: "widened", F16: "widened"}),
+        ("torch,float16=widened", {F32: "torch", BF16: "torch", F16: "widened"}),
+        ("", {F32: "onednn", BF16: "torch", F16: "widened"}),
+    ],
+)
+def test_the_environment_names_another_way(with_both_libraries, monkeypatch, named, expected):
+    processors.become(monkeypatch, "zen5")
+    monkeypatch.setenv(product_choices.VARIABLE, named)
+    assert {dtype: products.way(dtype, "large") for dtype in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("named", "message"),
+    [
+        ("mkl", "at 'mkl': name one of torch, onednn, widened, or pairs such as float32=torch,bfloat16=widened"),
+        ("float8=torch", "at 'float8=torch'"),
+        ("=torch", "at '=torch'"),
+        ("float32=", "at 'float32='"),
+        ("bfloat16=onednn", "bfloat16 has no way 'onednn'; it has torch, widened"),
+        ("float32=widened", "float32 has no way 'widened'; it has torch, onednn"),
+    ],
+)
+def test_what_is_no_way_is_refused(with_both_libraries, monkeypatch, named, message):
+    monkeypatch.setenv(product_choices.VARIABLE, named)
+    with pytest.raises(OptionError, match="DECOMPX_FAST_PRODUCTS=") as raised:
+        products.multiply(torch.ones(2, 2), torch.ones(2, 2), out=torch.empty(2, 2))
+    assert message in str(raised.value)
+    shown = {row[2] for row in doctor.products()}
+    assert shown == {"refused"}
+
+
+def test_onednn_is_refused_where_it_is_not(with_both_libraries, monkeypatch):
+    monkeypatch.setattr(product_choices, "has_onednn", lambda: False)
+    monkeypatch.setenv(product_choices.VARIABLE, "onednn")
+    with pytest.raises(OptionError, match="this build of PyTorch has no oneDNN"):
+        products.way(F32, "large")
+
+
+def test_doctor_shows_the_choice_and_its_reason(with_both_libraries, monkeypatch):
+    processors.become(monkeypatch, "zen5")
+    rows = {row[:2]: row[2:] for row in doctor.products()}
+    assert rows["float32", "large"][0] == "onednn" and "380 of oneDNN" in rows["float32", "large"][1]
+    monkeypatch.setenv(product_choices.VARIABLE, "float32=torch")
+    rows = {row[:2]: row[2:] for row in doctor.products()}
+    assert rows["float32", "large"] == ("torch", "DECOMPX_FAST_PRODUCTS=float32=torch")
+
+
+def test_the_processor_is_read_from_what_linux_says():
+    text = "processor\t: 0\nvendor_id\t: AuthenticAMD\nflags\t\t: fpu avx2 avx512f avx512_bf16\n\nprocessor\t: 1\n"
+    assert from_cpuinfo(text) == Processor("amd", frozenset({"fpu", "avx2", "avx512f", "avx512bf16"}))
+    arm = from_cpuinfo("processor\t: 0\nFeatures\t: fp asimd bf16\nCPU implementer\t: 0x41\n")
+    assert arm == Processor("other", frozenset({"fp", "asimd", "bf16"}))
+    assert from_cpuinfo("") == Processor("other", frozenset())
+
+
+def test_the_processor_is_asked_of_pytorch_elsewhere(monkeypatch):
+    said = {"cpu_name": "AMD EPYC 9B45", "avx512_bf16": True, "amx_tile": False, "l1d_cache_size": 1}
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: said, raising=False)
+    assert from_torch() == Processor("amd", frozenset({"avx512bf16"}))
+    monkeypatch.delattr(torch.cpu, "get_capabilities")
+    assert from_torch() == Processor("other", frozenset())
+
+
+GROWTH = """
+import torch
+from decompx_fast.ops import products
+
+def resident_mib():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096 / 2**20
+
+a, w, out = torch.randn(700, 128), torch.randn(128, 256), torch.empty(700, 256)
+with products.forced_way("onednn"):
+    for m in (64, 128, 192, 700):
+        products.multiply(a[:m], w, out=out[:m])
+    before = resident_mib()
+    for m in range(60, 700):
+        products.multiply(a[:m], w, out=out[:m])
+print(resident_mib() - before)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not (product_choices.has_onednn() and Path("/proc/self/statm").exists()), reason="needs oneDNN, Linux"
+)
+def test_products_of_many_lengths_do_not_grow_the_process():
+    """With a shape for each number of rows it grew by 400 MiB; what is left are ten shapes of half a MiB."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    run = subprocess.run([sys.executable, "-c", GROWTH], cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert float(run.stdout) < 40
 
 
 def test_float64_is_never_rounded():

@@ -272,12 +272,16 @@ struct Heads {
 constexpr int64_t kMixedRows = 16 * decompx::kTileRows;
 constexpr int64_t kMixedSources = 16;
 
+// Sums of a window, an offset and a position must not overflow. (The public op passes none that is larger than sizes.)
+constexpr int64_t kFar = int64_t{1} << 60;
+
 void mixing(
     Tensor out_tensor, Tensor alpha, Tensor p_tensor, bool causal, std::optional<int64_t> window, int64_t offset) {
   const Heads out(out_tensor, "out"), p(p_tensor, "p");
   STD_TORCH_CHECK(alpha.is_cpu() && alpha.dim() == 4, "alpha must be on the CPU and have 4 axes");
   STD_TORCH_CHECK(p.dtype == out.dtype && dtype_of(alpha, "alpha") == out.dtype, "alpha, p and out differ in dtype");
-  STD_TORCH_CHECK(!window || *window > 0, "window must be positive");
+  STD_TORCH_CHECK(!window || (*window > 0 && *window <= kFar), "window must be positive, and not too far");
+  STD_TORCH_CHECK(-kFar <= offset && offset <= kFar, "offset must not be too far");
   const int64_t n_b = out.sizes[0], n_i = out.sizes[1], n_k = out.sizes[2], n_h = out.sizes[3], n_v = out.sizes[4];
   const int64_t n_j = p.sizes[1], n_g = p.sizes[3];
   check_size(alpha, "alpha", 0, n_b);

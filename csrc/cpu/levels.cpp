@@ -21,7 +21,7 @@ bool available(Level level) {
   const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
   if (level == Level::avx2) return has_avx2;
 #if defined(DECOMPX_LOWERED)
-  if (level == Level::avx512) return true;
+  if (level == Level::avx512) return has_avx2;
 #endif
   if (level == Level::avx512) {
     return has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&

@@ -38,6 +38,7 @@ inline Keys attended(const MixingBlock& block, int64_t start, int64_t stop) {
     keys.start = most(keys.start, block.first + start - block.window + 1);
     keys.stop = least(keys.stop, block.first + stop - 1 + block.window);
   }
+  keys.start = least(keys.start, block.n_j);
   keys.stop = most(keys.start, keys.stop);
   return keys;
 }

@@ -14,7 +14,7 @@ import torch
 
 from ..config import DecompXConfig
 from ..linearize.layer import KEEP_BYTES
-from ..ops.products import COPIED_NUMBERS, WIDENED_NUMBERS
+from ..ops.products import WIDENED_NUMBERS, copied_numbers, kind_of
 from .blocks import block_length, wide
 from .shape import ModelShape
 
@@ -54,8 +54,8 @@ class Costs:
         config: the options.
         twins: whether the ops that multiply matrices run in plain PyTorch, which makes intermediate results.
         row_twins: whether the ops on single vectors do.
-        widens: whether products of half precisions are taken in float32.
-        copies: whether a library makes the results of products apart.
+        widens: kinds of products (:func:`..ops.products.kind_of`) that are taken in float32, in half precisions.
+        copies: kinds of products whose results a library makes apart.
         one_op: whether a plain network is one op, which forms no hidden layer.
         recorded: whether the linearisation holds all layers (:mod:`..linearize.record`).
     """
@@ -69,8 +69,8 @@ class Costs:
     config: DecompXConfig
     twins: bool
     row_twins: bool = True
-    widens: bool = False
-    copies: bool = False
+    widens: frozenset[str] = frozenset()
+    copies: frozenset[str] = frozenset()
     one_op: bool = False
     recorded: bool = False
 
@@ -123,10 +123,11 @@ class Costs:
 
     def product_bytes(self, rows: int, n_in: int, n_out: int) -> int:
         """What is made while vectors are multiplied by weights: float32 copies of half precisions, or results apart."""
-        if self.copies:
-            return self.item * min(rows, max(COPIED_NUMBERS // max(n_out, 1), 1)) * n_out
+        kind = kind_of(rows, n_in, n_out)
+        if kind in self.copies:
+            return self.item * copied_numbers(rows, n_in, n_out)
         at_once = min(rows, max(WIDENED_NUMBERS // max(n_in, n_out, 1), 1))
-        return self.wide * (n_in * n_out + at_once * (n_in + n_out)) if self.widens else 0
+        return self.wide * (n_in * n_out + at_once * (n_in + n_out)) if kind in self.widens else 0
 
     @property
     def cast(self) -> int:

@@ -13,7 +13,7 @@ import torch
 
 from ..config import LINEAR_BIAS_RULES, DecompXConfig
 from ..errors import OptionError, PlanError
-from ..ops import native, products, usable
+from ..ops import native, product_choices, products, usable
 from .costs import Blocks, Costs, gib
 from .direct_path import is_one_op
 from .memory import available_bytes, default_workspace
@@ -80,8 +80,8 @@ def plan(
         row_twins=not (kernels or in_native),
         one_op=is_one_op(config, device, dtype, backend),
         recorded=recorded,
-        widens=device.type == "cpu" and dtype.itemsize < 4 and products.way(dtype, "large") == "widened",
-        copies=device.type == "cpu" and dtype is torch.float32 and products.way(dtype, "large") == "onednn",
+        widens=_kinds_by("widened", device, dtype),
+        copies=_kinds_by("onednn", device, dtype),
     )
     chosen = _choose_path(costs, path)
     budget = default_workspace(costs.state_bytes, device) if workspace_bytes is None else workspace_bytes
@@ -126,6 +126,13 @@ def _has_kernels(backend: str, device: torch.device, dtype: torch.dtype) -> bool
 def _has_native(backend: str, device: torch.device, dtype: torch.dtype) -> bool:
     """Whether the ops on single vectors, and the mixing of short inputs, will run as kernels of the CPU."""
     return backend in ("auto", "native") and dtype in native.DTYPES and usable("native", device)[0]
+
+
+def _kinds_by(way: str, device: torch.device, dtype: torch.dtype) -> frozenset[str]:
+    """The kinds of products that are made in this way."""
+    return frozenset(
+        kind for kind in product_choices.KINDS if device.type == "cpu" and products.way(dtype, kind) == way
+    )
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,9 @@
 
 They are ``torch.library`` custom ops (``decompx_fast::<op>``), usable without the rest of the package. Each
 has a twin in plain PyTorch, ``<op>_torch``, in the same file; Triton kernels are loaded on first use.
+
+None is differentiable: tensors that require grad are refused unless grad mode is off, and so are those that
+``torch.func`` transforms. What an op writes to may share no memory with what it reads.
 """
 
 from . import cuda as _cuda  # noqa: F401  (makes its backend known)

@@ -53,7 +53,7 @@ def activation_(
         if vector is not None or name == "slope":
             checks.shape(op, name, vector, [[b, i, f]], "b, i and f of `a`")
             checks.per_position(op, name, vector, a, state="a")
-    checks.devices(op, a=a, slope=slope, bias=bias, intercept=intercept)
+    checks.together(op, a=a, slope=slope, bias=bias, intercept=intercept)
     if a.numel():
         _activation(a, slope, bias, intercept, rule, backend)
     return a
@@ -84,6 +84,7 @@ def activation_torch(
 def _activation(
     a: Tensor, slope: Tensor, bias: Tensor | None, intercept: Tensor | None, rule: str, backend: str
 ) -> None:
+    checks.separate("activation_", {"a": a}, slope=slope, bias=bias, intercept=intercept)
     limits = {
         "triton": registry.triton_dtype_limit(a.dtype) or registry.triton_rule_limit(rule, KERNEL_RULES),
         "native": native.limit(a.dtype, rule),

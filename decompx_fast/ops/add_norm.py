@@ -56,7 +56,7 @@ def add_norm_(
         if vector is not None:
             checks.shape(op, name, vector, [[x.shape[3]]], "d of `x`")
             checks.per_position(op, name, vector, x)
-    checks.devices(op, x=x, branch=branch, branch_bias=branch_bias, scale=scale, weight=weight, bias=bias)
+    checks.together(op, x=x, branch=branch, branch_bias=branch_bias, scale=scale, weight=weight, bias=bias)
     if x.numel():
         _add_norm(x, branch, branch_bias, scale, weight, bias, share_after_residual, centre, rule, backend)
     return x
@@ -75,7 +75,8 @@ def _add_norm(
     rule: str,
     backend: str,
 ) -> None:
-    checks.no_overlap("add_norm_", "x", x, "branch", branch)
+    read = {"branch_bias": branch_bias, "scale": scale, "weight": weight, "bias": bias}
+    checks.separate("add_norm_", {"x": x, "branch": branch}, **read)
     limits = {
         "triton": registry.triton_dtype_limit(x.dtype) or registry.triton_rule_limit(rule, KERNEL_RULES),
         "native": native.limit(x.dtype, rule),

@@ -55,7 +55,7 @@ def bias_split_(
         checks.like_state(op, "residual", residual, x)
     elif share_after_residual:
         raise InputError(f"{op}: share_after_residual=True needs a `residual`, and it is None")
-    checks.devices(op, x=x, bias=bias, residual=residual)
+    checks.together(op, x=x, bias=bias, residual=residual)
     if x.numel():
         _bias_split(x, bias, residual, rule, share_after_residual, backend)
     return x
@@ -91,8 +91,7 @@ def _bias_split(
     share_after_residual: bool,
     backend: str,
 ) -> None:
-    if residual is not None:
-        checks.no_overlap("bias_split_", "x", x, "residual", residual)
+    checks.separate("bias_split_", {"x": x}, bias=bias, residual=residual)
     limits = {
         "triton": registry.triton_dtype_limit(x.dtype) or registry.triton_rule_limit(rule, KERNEL_RULES),
         "native": native.limit(x.dtype, rule),

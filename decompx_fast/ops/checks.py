@@ -1,14 +1,15 @@
 """Checks of an op's arguments, each raising ``InputError`` that names the argument, what it got and what is
 allowed.
 
-They read shapes, dtypes and devices only, so they also run while ``torch.compile`` traces. :func:`no_overlap`
+They read shapes, dtypes and devices only, so they also run while ``torch.compile`` traces. :func:`separate`
 reads addresses and belongs in the body of a custom op.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from ..errors import InputError
 
@@ -76,6 +77,14 @@ def choice(op: str, name: str, value: object, allowed: Sequence[object]) -> None
         raise InputError(f"{op}: `{name}` is {value!r}; allowed: {', '.join(repr(a) for a in allowed)}")
 
 
+def whole(op: str, name: str, value: object, least: int) -> None:
+    """``value`` is a whole number from ``least`` on, of 64 bits."""
+    most = (1 << 63) - 1
+    integer = isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool)
+    if not integer or not least <= value <= most:  # type: ignore[operator]
+        raise InputError(f"{op}: `{name}` is {value!r}; it must be a whole number from {least} to {most}, or None")
+
+
 def state(op: str, name: str, x: Tensor, *, axes: str = "b i k d") -> None:
     """``x`` is a decomposed state that may be written to."""
     tensor(op, name, x, axes)
@@ -101,26 +110,81 @@ def per_position(op: str, name: str, t: Tensor | None, x: Tensor, *, state: str 
     contiguous_last(op, name, t)
 
 
-def no_overlap(op: str, name: str, written: Tensor, other_name: str, other: Tensor) -> None:
-    """``written`` shares no memory with ``other``; views that interleave without touching are recognised.
+def together(op: str, **tensors: Tensor | None) -> None:
+    """What holds for all tensors of an op: they are on one device, and nothing differentiates or transforms them."""
+    devices(op, **tensors)
+    undifferentiated(op, **tensors)
+
+
+def undifferentiated(op: str, **tensors: Tensor | None) -> None:
+    """No tensor takes part in differentiation or in a transform of ``torch.func``, which would go wrong in silence:
+    the ops write where autograd sees nothing, and their results have no history.
+    """
+    recorded, compiled = torch.is_grad_enabled(), torch.compiler.is_compiling()
+    # What is compiled can't ask; a transform of it ends at the custom op, which has no rule for any.
+    transformed = not compiled and torch._C._functorch.peek_interpreter_stack() is not None
+    for name, t in tensors.items():
+        if t is None:
+            continue
+        if transformed and torch._C._functorch.is_functorch_wrapped_tensor(t):
+            raise InputError(
+                f"{op}: `{name}` is transformed by torch.func (vmap, grad, jvp ...), which this op does not support: "
+                "call it outside, on a plain tensor; instead of vmap, use its batch axis"
+            )
+        if recorded and t.requires_grad:
+            raise InputError(
+                f"{op}: `{name}` requires grad, and this op is not differentiable: call it under torch.no_grad(), "
+                "or .detach() the tensor"
+            )
+        if not compiled and forward_ad.unpack_dual(t).tangent is not None:
+            raise InputError(
+                f"{op}: `{name}` carries a tangent of forward-mode differentiation, which this op does not support: "
+                "call it on what forward_ad.unpack_dual gives"
+            )
+
+
+def separate(op: str, written: Mapping[str, Tensor], **read: Tensor | None) -> None:
+    """What is written shares no memory with itself, with what else is written, or with what is read.
+
+    Views that interleave without touching are recognised.
 
     Raises:
         InputError: if they overlap, or cannot be told apart.
     """
-    if overlaps(written, other):
-        raise InputError(f"{op}: `{name}` overlaps `{other_name}` in memory: it must be a buffer of its own")
+    others: dict[str, Tensor | None] = {**written, **read}
+    for name, target in written.items():
+        if overlaps_itself(target):
+            raise InputError(
+                f"{op}: `{name}` is written to, and some of its elements share memory (shape {list(target.shape)}, "
+                f"strides {list(target.stride())}): pass a copy"
+            )
+        del others[name]
+        for other_name, other in others.items():
+            if other is not None and overlaps(target, other):
+                raise InputError(
+                    f"{op}: `{name}` overlaps `{other_name}` in memory: it must be a buffer of its own, "
+                    f"or `{other_name}` a .clone()"
+                )
+
+
+def overlaps_itself(t: Tensor) -> bool:
+    """Whether two elements may share memory: False only if it is certain that they do not."""
+    extent = 1
+    for stride, size in sorted((s, n) for n, s in zip(t.shape, t.stride(), strict=True) if n > 1):
+        if stride < extent:
+            return t.numel() > 0
+        extent += (size - 1) * stride
+    return False
 
 
 def overlaps(left: Tensor, right: Tensor) -> bool:
     """Whether two tensors may share memory: False only if it is certain that they do not."""
     if left.numel() == 0 or right.numel() == 0:
         return False
-    if left.untyped_storage().data_ptr() != right.untyped_storage().data_ptr():
-        return False
     spans = [_byte_axes(t) for t in (left, right)]
-    starts = [int(t.storage_offset()) * t.element_size() for t in (left, right)]
+    starts = [t.data_ptr() for t in (left, right)]  # two storages may be on one memory, such as a NumPy array's
     ends = [start + _extent(axes) for start, axes in zip(starts, spans, strict=True)]
-    if ends[0] <= starts[1] or ends[1] <= starts[0]:
+    if left.device != right.device or ends[0] <= starts[1] or ends[1] <= starts[0]:
         return False
     # Interleaved views: where all outer strides are multiples of a period, and what is inside one period of
     # the left tensor never meets what is inside one of the right, they do not overlap.

@@ -38,7 +38,7 @@ def functional_dots(x: Tensor, g: Tensor, *, backend: str = "auto") -> Tensor:
         raise InputError(f"{op}: `g` holds {m} functionals; at most {MOST_FUNCTIONALS} are allowed: split it")
     checks.dtype(op, "g", g, (x.dtype, torch.float32), "that of `x`, or float32")
     checks.contiguous_last(op, "g", g)
-    checks.devices(op, x=x, g=g)
+    checks.together(op, x=x, g=g)
     out = torch.empty(b, i, k, m, dtype=accumulation_dtype(x.dtype), device=x.device)
     if d == 0:
         return out.zero_()
@@ -55,6 +55,7 @@ def functional_dots_torch(out: Tensor, x: Tensor, g: Tensor) -> None:
 
 @torch.library.custom_op("decompx_fast::functional_dots", mutates_args=("out",))
 def _functional_dots(out: Tensor, x: Tensor, g: Tensor, backend: str) -> None:
+    checks.separate("functional_dots", {"out": out}, x=x, g=g)
     limits = {"triton": registry.triton_dtype_limit(x.dtype), "native": native.limit(x.dtype)}
     registry.select("functional_dots", backend, x.device, limits=limits)(out, x, g)
 

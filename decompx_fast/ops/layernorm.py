@@ -62,7 +62,7 @@ def layernorm_(
             raise InputError(f"{op}: `dots` need a bias and rule 'absdot' or 'dot'; rule is {rule!r}")
         checks.shape(op, "dots", dots, [[b, i, k]], "b, i and k of `x`")
         checks.dtype(op, "dots", dots, (accumulation_dtype(x.dtype), torch.float32), "what sums are kept in")
-    checks.devices(op, x=x, scale=scale, weight=weight, bias=bias, dots=dots)
+    checks.together(op, x=x, scale=scale, weight=weight, bias=bias, dots=dots)
     if x.numel():
         _layernorm(x, scale, weight, bias, dots, centre, rule, backend)
     return x
@@ -102,6 +102,7 @@ def _layernorm(
     rule: str,
     backend: str,
 ) -> None:
+    checks.separate("layernorm_", {"x": x}, scale=scale, weight=weight, bias=bias, dots=dots)
     limits = {
         "triton": registry.triton_dtype_limit(x.dtype) or registry.triton_rule_limit(rule, KERNEL_RULES),
         "native": native.limit(x.dtype, rule),

@@ -68,8 +68,9 @@ def mixing(
     if g == 0 or h % g != 0:
         raise InputError(f"{op}: `alpha` has {h} heads and `p` has {g}; {h} must be a multiple of {g}")
     checks.choice(op, "precision", precision, PRECISIONS)
-    if window is not None and window < 1:
-        raise InputError(f"{op}: `window` is {window}; it must be at least 1, or None")
+    for name, number, least in (("window", window, 1), ("offset", offset, -(1 << 63))):
+        if number is not None:
+            checks.whole(op, name, number, least)
     if out is None:
         out = p.new_empty(b, i, k, h, v)
     else:
@@ -78,7 +79,7 @@ def mixing(
         checks.dtype(op, "out", out, (p.dtype,), "that of `p`")
         checks.contiguous_last(op, "out", out)
         checks.writable(op, "out", out)
-    checks.devices(op, alpha=alpha, p=p, out=out)
+    checks.together(op, alpha=alpha, p=p, out=out)
     if out.numel():
         _mixing(out, alpha, p, causal, window, j - i if offset is None else offset, precision, backend)
     return out
@@ -112,6 +113,23 @@ def mixing_torch(
                 mixed = weights.new_empty(stop - start, n_k * n_v)  # [i, (k v)]
                 multiply(weights, values[keys], out=mixed)
                 out[n, start:stop, :, head] = mixed.view(stop - start, n_k, n_v)
+
+
+def near_mask(causal: bool, window: int | None, offset: int, n_i: int, n_j: int) -> tuple[bool, int | None, int]:
+    """The same mask for ``n_i`` rows and ``n_j`` keys by a window and an offset of the order of these, which overflow
+    in no kernel's arithmetic; there is a mask if and only if there was one.
+
+    Row ``i`` attends the keys from ``i + low`` to ``i + high``. Far numbers matter on one side at the most.
+    """
+    if window is None:
+        return causal, None, max(-n_i, min(offset, n_j)) if causal else 0
+    low, high = offset - window + 1, offset if causal else offset + window - 1
+    below, above, wide = low > 1 - n_i, high < n_j - 1, n_i + n_j
+    if below and above:
+        return causal, window, offset
+    if above:
+        return True, None, max(high, -n_i)
+    return False, wide, min(low, n_j) + wide - 1 if below else 0
 
 
 def _attended(first: int, stop: int, n_j: int, causal: bool, window: int | None) -> slice:
@@ -148,8 +166,8 @@ def _mixing(
     precision: str,
     backend: str,
 ) -> None:
-    checks.no_overlap("mixing", "out", out, "p", p)
-    checks.no_overlap("mixing", "out", out, "alpha", alpha)
+    checks.separate("mixing", {"out": out}, alpha=alpha, p=p)
+    causal, window, offset = near_mask(causal, window, offset, *alpha.shape[2:])
     limits = {
         "triton": registry.triton_dtype_limit(p.dtype) or registry.triton_precision_limit(p.dtype, precision),
         "native": native.limit(p.dtype),

@@ -26,6 +26,9 @@ LEVELS = ("portable", "avx2", "avx512")
 #: Names the instruction set; without it, the widest that the processor has.
 LEVEL_VARIABLE = "DECOMPX_FAST_CPU_LEVEL"
 
+#: For tests: with "1", the library is taken whose AVX-512 kernels are compiled to AVX2 (see setup.py).
+LOWERED_VARIABLE = "DECOMPX_FAST_LOWERED"
+
 DTYPES = (torch.float32, torch.bfloat16)
 
 #: The mixing of more attended positions than this is left to a library's products: measured at 512, these were faster.
@@ -175,7 +178,10 @@ def _use(name: str) -> None:
 @functools.cache
 def _load() -> str | None:
     """Load the library; why it cannot be used, or ``None``."""
-    files = sorted(Path(__file__).parent.glob("_native*.so"))
+    lowered = os.environ.get(LOWERED_VARIABLE) == "1"
+    files = sorted(Path(__file__).parent.glob("_lowered*.so" if lowered else "_native*.so"))
+    if lowered and not files:
+        return f"{LOWERED_VARIABLE}=1, but there is no such library: `make test-levels` builds it"
     if not files:
         return _ABSENT
     try:
@@ -195,7 +201,8 @@ def _probe(device: torch.device) -> tuple[bool, str]:
     if device.type != "cpu":
         return False, f"its kernels are for the CPU, and this is {device}"
     reason = _load()
-    return (True, f"C++ kernels, {level()}") if reason is None else (False, reason)
+    lowered = ", of the library for tests" if os.environ.get(LOWERED_VARIABLE) == "1" else ""
+    return (True, f"C++ kernels, {level()}{lowered}") if reason is None else (False, reason)
 
 
 registry.add_backend("native", _probe, auto_on=("cpu",))

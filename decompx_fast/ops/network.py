@@ -1,5 +1,7 @@
 """``network``: a feed-forward network with its activation linearised, on every source, as one op."""
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -7,9 +9,30 @@ from ..errors import InputError
 from . import checks, native, products, registry
 from .shares import accumulation_dtype
 
-#: The instruction set for which ``network`` is measured to be faster than three ops: products of float32 by PyTorch's
-#: libraries, and of bfloat16 by widening.
-FASTER_LEVEL = "avx2"
+
+@dataclass(frozen=True)
+class Faster:
+    """One row: where ``network`` was measured to be faster than three ops.
+
+    Attributes:
+        level: the instruction set in use.
+        dtype: of the vectors.
+        ways: how large products are made otherwise (:mod:`.product_choices`).
+        reason: what was measured.
+    """
+
+    level: str
+    dtype: torch.dtype
+    ways: tuple[str, ...]
+    reason: str
+
+
+#: Nothing else is faster, as far as it was measured: with AVX-512 oneDNN is ahead of these kernels by more than what a
+#: hidden layer costs that leaves the cache, and units for bfloat16 by far; without AVX2 any library is.
+FASTER = (
+    Faster("avx2", torch.float32, ("torch", "onednn"), "as fast as a library, and the hidden layer stays in the cache"),
+    Faster("avx2", torch.bfloat16, ("widened",), "products in float32 either way, and weights are widened once"),
+)
 
 
 def network(
@@ -65,13 +88,13 @@ def network(
         if name == "shares":
             checks.dtype(op, name, constant, (wide,), "float32, or float64 for a `u` of float64")
         else:
-            checks.dtype(op, name, constant, (u.dtype, wide), "that of `u`, or float32")
+            checks.dtype(op, name, constant, (u.dtype, torch.float32), "that of `u`, or float32")
         checks.contiguous_last(op, name, constant)
     checks.contiguous_last(op, "u", u)
     out = torch.empty_like(u, memory_format=torch.contiguous_format) if out is None else out
     checks.like_state(op, "out", out, u, state="u")
     checks.writable(op, "out", out)
-    checks.devices(op, u=u, w_in=w_in, w_out=w_out, slope=slope, bias=bias, shares=shares, out=out)
+    checks.together(op, u=u, w_in=w_in, w_out=w_out, slope=slope, bias=bias, shares=shares, out=out)
     if out.numel():
         _network(out, u, w_in, w_out, slope, bias, shares, backend)
     return out
@@ -80,15 +103,15 @@ def network(
 def is_fused(device: torch.device | str, dtype: torch.dtype, backend: str = "auto") -> bool:
     """Whether ``network`` is what an engine should call: where it has a kernel that is faster than three ops.
 
-    In float32 it is the same in every run on a machine; in bfloat16 a race has to tell first whether the processor has
-    units for that (:mod:`.products`).
+    It is known beforehand, from :data:`FASTER`.
     """
     device = torch.device(device)
     if backend not in ("auto", "native") or dtype not in native.DTYPES or not registry.usable("native", device)[0]:
         return False
     if backend == "native":
         return True
-    return native.level() == FASTER_LEVEL and (dtype is torch.float32 or products.way(dtype, "large") == "widened")
+    here, way = native.level(), products.way(dtype, "large")
+    return any(row.level == here and row.dtype is dtype and way in row.ways for row in FASTER)
 
 
 @torch.library.custom_op("decompx_fast::network", mutates_args=("out",))
@@ -102,10 +125,7 @@ def _network(
     shares: Tensor | None,
     backend: str,
 ) -> None:
-    given = {"u": u, "w_in": w_in, "w_out": w_out, "slope": slope, "bias": bias, "shares": shares}
-    for name, tensor in given.items():
-        if tensor is not None:
-            checks.no_overlap("network", "out", out, name, tensor)
+    checks.separate("network", {"out": out}, u=u, w_in=w_in, w_out=w_out, slope=slope, bias=bias, shares=shares)
     compute = registry.select("network", backend, u.device, limits={"native": native.limit(u.dtype)})
     compute(out, u, w_in, w_out, slope, bias, shares)
 

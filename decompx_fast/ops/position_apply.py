@@ -59,7 +59,7 @@ def position_apply(
         checks.shape(op, "out", out, [[b, i, k, e]], "b, i and k of `r`, e of `t`")
         checks.dtype(op, "out", out, (r.dtype,), "that of `r`")
         checks.state(op, "out", out, axes="b i k e")
-    checks.devices(op, r=r, t=t, shares=shares, u=u, out=out)
+    checks.together(op, r=r, t=t, shares=shares, u=u, out=out)
     if out.numel():
         _position_apply(out, r, t, shares, u, precision, backend)
     return out
@@ -109,9 +109,7 @@ def _position_apply(
     precision: str,
     backend: str,
 ) -> None:
-    for name, other in (("r", r), ("t", t), ("shares", shares), ("u", u)):
-        if other is not None:
-            checks.no_overlap("position_apply", "out", out, name, other)
+    checks.separate("position_apply", {"out": out}, r=r, t=t, shares=shares, u=u)
     limit = registry.triton_dtype_limit(r.dtype) or registry.triton_precision_limit(r.dtype, precision)
     compute = registry.select("position_apply", backend, r.device, limits={"triton": limit})
     compute(out, r, t, shares, u, precision=precision)

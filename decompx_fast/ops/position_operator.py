@@ -97,7 +97,7 @@ def position_operator(
     for name, norm in (("norm_in", norm_in), ("norm_out", norm_out)):
         if norm is not None:
             parts |= {f"{name}.scale": norm.scale, f"{name}.weight": norm.weight}
-    checks.devices(op, theta=theta, w_in=w_in, w_out=w_out, out=out, **parts)
+    checks.together(op, theta=theta, w_in=w_in, w_out=w_out, out=out, **parts)
     if out.numel():
         factor = _inverse_scale(theta, w_in, norm_in, norm_out)
         folded_in, folded_out = fold_norm_in(w_in, norm_in), fold_norm_out(w_out, norm_out)
@@ -200,8 +200,7 @@ def _position_operator(
     precision: str,
     backend: str,
 ) -> None:
-    for name, other in (("theta", theta), ("w_in", w_in), ("w_out", w_out)):
-        checks.no_overlap("position_operator", "out", out, name, other)
+    checks.separate("position_operator", {"out": out}, theta=theta, w_in=w_in, w_out=w_out, factor=factor, skip=skip)
     limit = registry.triton_dtype_limit(w_in.dtype) or registry.triton_precision_limit(w_in.dtype, precision)
     compute = registry.select("position_operator", backend, theta.device, limits={"triton": limit})
     compute(out, theta, w_in, w_out, factor, skip, precision=precision)

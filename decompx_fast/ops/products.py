@@ -1,22 +1,15 @@
-"""Products of matrices on the CPU, by whichever library makes them fastest here.
+"""Products of matrices on the CPU, by the library that :mod:`.product_choices` names for their dtype and kind."""
 
-PyTorch hands them to one library by dtype alone, and that choice can cost half the speed of a processor or far more
-(bfloat16 without bfloat16 units). So the ways there are race once in a process, for each dtype and class of shapes, for
-a few milliseconds; PyTorch's own way is kept unless another is clearly faster.
-"""
-
-import functools
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
-Product = Callable[[Tensor, Tensor, Tensor], None]
+from . import product_choices
+from .shares import full_precision
 
-#: How much faster another way than PyTorch's own must be: measurements spread by a tenth.
-CLEARLY = 1.2
+Product = Callable[[Tensor, Tensor, Tensor], None]
 
 #: Rows times columns that are widened to float32 at once.
 WIDENED_NUMBERS = 1 << 18
@@ -24,10 +17,9 @@ WIDENED_NUMBERS = 1 << 18
 #: Numbers of a result that is made apart and copied.
 COPIED_NUMBERS = 1 << 20
 
-#: Sizes `(m, k, n)` that stand for a class: products with a short side, such as one head's mixing, and large ones.
-#: In half precision, which some processors only emulate, they are smaller.
-SIZES = {"short": (32, 32, 2048), "large": (512, 512, 512)}
-SIZES_HALF = {"short": (32, 32, 512), "large": (128, 128, 128)}
+#: Rows of a product by oneDNN are whole multiples of so many. The library keeps half a megabyte for each of the last
+#: 1,024 shapes that it met, and texts of many lengths would meet it with as many: a stream of them grew by 0.6 GB.
+ROW_STEP = 64
 
 #: A side up to this makes a product short.
 SHORT = 48
@@ -38,18 +30,25 @@ def multiply(a: Tensor, b: Tensor, *, out: Tensor) -> None:
     if a.device.type != "cpu" or a.dtype is torch.float64 or not out.numel():
         torch.mm(a, b, out=out)
     else:
-        kind = "short" if min(*a.shape, b.shape[1]) <= SHORT else "large"
-        WAYS[way(a.dtype, kind)](a, b, out)
+        with full_precision(a.device):
+            WAYS[way(a.dtype, kind_of(*a.shape, b.shape[1]))](a, b, out)
+
+
+def kind_of(*sizes: int) -> str:
+    """Which of :data:`.product_choices.KINDS` a product of these sizes ``m, k, n`` is."""
+    return "short" if min(sizes) <= SHORT else "large"
 
 
 def way(dtype: torch.dtype, kind: str) -> str:
-    """Which of :data:`WAYS` a dtype and class of shapes takes in this process."""
-    return _forced[-1] if _forced else _fastest(dtype, kind)
+    """Which of :data:`WAYS` a dtype and kind of products takes."""
+    if _forced and dtype in product_choices.WAYS[_forced[-1]]:
+        return _forced[-1]
+    return product_choices.choose(dtype, kind).way
 
 
 @contextmanager
 def forced_way(name: str) -> Iterator[None]:
-    """Take one of :data:`WAYS` for every product until the end of the block."""
+    """Take one of :data:`WAYS` for every product of a dtype that has it until the end of the block."""
     _forced.append(name)
     try:
         yield
@@ -63,10 +62,26 @@ def _torch(a: Tensor, b: Tensor, out: Tensor) -> None:
 
 def _onednn(a: Tensor, b: Tensor, out: Tensor) -> None:
     # The only way to oneDNN for ordinary tensors that copies neither of them. Its results are tensors of their own.
-    rows = max(COPIED_NUMBERS // b.shape[1], 1)
-    for start in range(0, a.shape[0], rows):
-        part = a[start : start + rows]
-        out[start : start + rows] = torch.ops.mkldnn._linear_pointwise(part, b.T, None, "none", [], "")
+    most, whole = rows_at_once(b.shape[1]), a.shape[0] // ROW_STEP * ROW_STEP
+    for start in range(0, whole, most):
+        stop = min(start + most, whole)
+        out[start:stop] = torch.ops.mkldnn._linear_pointwise(a[start:stop], b.T, None, "none", [], "")
+    rest = a.shape[0] - whole
+    if rest:
+        filled = a.new_zeros(ROW_STEP, a.shape[1])
+        filled[:rest] = a[whole:]
+        out[whole:] = torch.ops.mkldnn._linear_pointwise(filled, b.T, None, "none", [], "")[:rest]
+
+
+def rows_at_once(n: int) -> int:
+    """Rows of ``n`` numbers that oneDNN makes at once."""
+    return max(COPIED_NUMBERS // max(n, 1) // ROW_STEP, 1) * ROW_STEP
+
+
+def copied_numbers(m: int, k: int, n: int) -> int:
+    """What oneDNN's way holds at once beside the arguments of a product ``[m, k] [k, n]``."""
+    whole = m // ROW_STEP * ROW_STEP
+    return max(min(whole, rows_at_once(n)) * n, ROW_STEP * (k + n) if m > whole else 0)
 
 
 def _widened(a: Tensor, b: Tensor, out: Tensor) -> None:
@@ -80,39 +95,3 @@ def _widened(a: Tensor, b: Tensor, out: Tensor) -> None:
 WAYS: dict[str, Product] = {"torch": _torch, "onednn": _onednn, "widened": _widened}
 
 _forced: list[str] = []
-
-
-@functools.cache
-def _fastest(dtype: torch.dtype, kind: str) -> str:
-    if dtype is torch.float32:
-        names, (m, k, n) = ["torch", "onednn"], SIZES[kind]
-    else:
-        names, (m, k, n) = ["torch", "widened"], SIZES_HALF[kind]
-    if not has_onednn() and "onednn" in names:
-        names.remove("onednn")
-    if len(names) == 1:
-        return names[0]
-    a, b, out = torch.ones(m, k, dtype=dtype), torch.ones(k, n, dtype=dtype), torch.empty(m, n, dtype=dtype)
-    with torch.no_grad():
-        seconds = {name: _best_seconds(WAYS[name], a, b, out) for name in names}
-    best = min(seconds, key=lambda name: seconds[name])
-    return best if seconds["torch"] > CLEARLY * seconds[best] else "torch"
-
-
-def has_onednn() -> bool:
-    """Whether this build of PyTorch can be asked for oneDNN's products."""
-    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-
-
-def _best_seconds(product: Product, a: Tensor, b: Tensor, out: Tensor) -> float:
-    """The shortest of five runs, or of as many as fit in 50 ms."""
-    product(a, b, out)
-    best, end = float("inf"), time.perf_counter() + 0.05
-    for _ in range(5):
-        start = time.perf_counter()
-        product(a, b, out)
-        now = time.perf_counter()
-        best = min(best, now - start)
-        if now > end:
-            break
-    return best

@@ -12,10 +12,12 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
+from typing import Any
 
 import torch
 
 from ..errors import BackendError
+from .shares import full_precision
 
 Probe = Callable[[torch.device], tuple[bool, str]]
 
@@ -48,10 +50,15 @@ def add_backend(name: str, probe: Probe, *, auto_on: Sequence[str] = ()) -> None
 
 
 def implements(op: str, backend: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Decorator: this function computes ``op`` on ``backend``."""
+    """Decorator: this function computes ``op`` on ``backend``, in the precision of its arguments under autocast too."""
 
     def add(function: Callable[..., None]) -> Callable[..., None]:
-        _implementations[op, backend] = function
+        @functools.wraps(function)
+        def compute(t: torch.Tensor, *tensors: Any, **options: Any) -> None:
+            with full_precision(t.device):
+                function(t, *tensors, **options)
+
+        _implementations[op, backend] = compute
         return function
 
     return add
@@ -142,23 +149,42 @@ def _probe_triton(device: torch.device) -> tuple[bool, str]:
     if not can:
         return False, reason
     if INTERPRETED:
-        return True, "TRITON_INTERPRET=1: kernels are interpreted"
+        return _interpreter()
     if device.type != "cuda":
         return False, f"its kernels need a CUDA or ROCm device (or TRITON_INTERPRET=1), and this is {device}"
     return _capable(torch.cuda.current_device() if device.index is None else device.index)
 
 
 @functools.cache
+def _interpreter() -> tuple[bool, str]:
+    """Until Triton 3.6 it makes a loop's bound of an array of one number, which NumPy 2.5 no longer converts."""
+    triton, numpy = _version("triton"), _version("numpy")
+    if _numbers(triton) < (3, 7) and _numbers(numpy) >= (2, 5):
+        return False, (
+            f"TRITON_INTERPRET=1, and the interpreter of triton {triton} fails with numpy {numpy}: "
+            "install numpy<2.5, or triton>=3.7"
+        )
+    return True, "TRITON_INTERPRET=1: kernels are interpreted"
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:  # some builds of PyTorch bring Triton under another name
+        return str(getattr(importlib.import_module(package), "__version__", "0"))
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+
+
+@functools.cache
 def _installed_triton() -> tuple[bool, str]:
     if importlib.util.find_spec("triton") is None:
         return False, "triton is not installed"
-    try:
-        version = metadata.version("triton")
-    except metadata.PackageNotFoundError:  # some builds of PyTorch bring it under another name
-        version = str(getattr(importlib.import_module("triton"), "__version__", "0"))
-    numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+    version = _version("triton")
     oldest = ".".join(map(str, OLDEST_TRITON))
-    if numbers < OLDEST_TRITON:
+    if _numbers(version) < OLDEST_TRITON:
         return False, f"triton {version} is installed, and {oldest} is the oldest supported"
     return True, f"triton {version}"
 

@@ -4,6 +4,8 @@ Everything here acts on the last axis of small tensors ``[..., k]``; the twins c
 computes the dots by other means may too.
 """
 
+import contextlib
+from contextlib import AbstractContextManager
 from typing import Literal
 
 import torch
@@ -89,11 +91,12 @@ def vector_shares(u: Tensor, bias: Tensor | None, *, rule: Rule = "absdot", dots
 def vector_dots(u: Tensor, bias: Tensor) -> Tensor:
     """``u[b,i,k] . bias``, ``[b, i, k]``, from ``[b, i, k, d]`` and ``[d]`` or ``[b, i, d]``; no copy."""
     bias = bias.to(u.dtype)
-    if bias.ndim == 1:
-        rows = [u[n] @ bias for n in range(u.shape[0])]
-    else:
-        rows = [(u[n] @ bias[n].unsqueeze(-1)).squeeze(-1) for n in range(u.shape[0])]
-    return torch.stack(rows)
+    with full_precision(u.device):
+        if bias.ndim == 1:
+            rows = [u[n] @ bias for n in range(u.shape[0])]
+        else:
+            rows = [(u[n] @ bias[n].unsqueeze(-1)).squeeze(-1) for n in range(u.shape[0])]
+        return torch.stack(rows)
 
 
 def nonzero_sources(u: Tensor) -> Tensor:
@@ -104,6 +107,13 @@ def nonzero_sources(u: Tensor) -> Tensor:
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     """float32 for half precisions, else the dtype itself."""
     return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
+
+
+def full_precision(device: torch.device) -> AbstractContextManager[object]:
+    """No autocast on this device inside the block, where a product would lose the precision of what it is given."""
+    if torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type):
+        return torch.autocast(device.type, enabled=False)
+    return contextlib.nullcontext()
 
 
 def _normalised(weights: Tensor, nonzero: Tensor) -> Tensor:

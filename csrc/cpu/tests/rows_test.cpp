@@ -236,10 +236,20 @@ void test_network(const Kernels& kernels, int64_t rows, int64_t d, int64_t f, bo
 
 }  // namespace
 
+const char* name_of(Level level) {
+  if (level == Level::portable) return "portable";
+  if (level == Level::avx2) return "avx2";
+#if defined(DECOMPX_LOWERED)
+  return "avx512 (lowered)";
+#else
+  return "avx512";
+#endif
+}
+
 int main() {
   for (Level level : {Level::portable, Level::avx2, Level::avx512}) {
     if (!available(level)) {
-      std::printf("level %d: not on this processor\n", static_cast<int>(level));
+      std::printf("%s: not on this processor\n", name_of(level));
       continue;
     }
     for (Dtype dtype : {Dtype::float32, Dtype::bfloat16}) {
@@ -259,7 +269,7 @@ int main() {
         }
       }
     }
-    std::printf("level %d: %d failures\n", static_cast<int>(level), failures);
+    std::printf("%s: %d failures\n", name_of(level), failures);
   }
   return failures ? 1 : 0;
 }
