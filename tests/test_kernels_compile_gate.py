@@ -161,3 +161,29 @@ def test_committed_results_cover_every_case():
     assert run.returncode == 0, run.stderr
     for section in committed().values():
         assert [[row["arch"], row["dtype"], row["case"]] for row in section["rows"]] == json.loads(run.stdout)
+
+
+FRONT_END = """
+import json, sys
+import compile_gate as gate
+from engine_launches import kind, read_back, recorded
+
+first = {}
+for entry in recorded():
+    first.setdefault(kind(entry), entry)
+failures = [failure for entry in first.values() for failure in gate.judge_launch((entry, False))]
+print(json.dumps({"kernels": sorted({entry["kernel"].rpartition(".")[2] for entry in first.values()}),
+                  "kinds": len(first), "failures": failures}))
+"""
+
+
+@pytest.mark.slow
+def test_the_compiler_takes_every_kind_of_launch_that_the_engines_make():
+    """The interpreter runs what the compiler refuses, such as a name that exists only under a condition."""
+    run = subprocess.run([sys.executable, "-c", FRONT_END], cwd=BENCH, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    found = json.loads(run.stdout)
+    assert found["failures"] == []
+    names = "activation bias_split functional_dots layernorm mixing position_apply position_operator".split()
+    assert found["kernels"] == [f"{name}_kernel" for name in names]
+    assert found["kinds"] >= 60  # fewer would mean that it listens to less
