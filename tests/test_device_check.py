@@ -147,3 +147,26 @@ def test_every_step_is_collected_without_the_packages_that_are_not_there(tmp_pat
             check=False,
         )
         assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
+
+
+@pytest.mark.slow
+def test_kernel_tests_mix_no_devices(tmp_path):
+    """On the fake device, which refuses what a GPU would: a test of its own refuses, those of the kernels pass."""
+    mixes = (
+        "import pytest, torch\n"
+        "def test_mixing_devices_fails():\n"
+        "    with pytest.raises(RuntimeError, match='same device'):\n"
+        "        torch.ones(2, 2, device='cuda') @ torch.ones(2, 2)\n"
+    )
+    chosen = "mixing_devices or layernorm_without_bias or (bias_split_is and 63 and absdot)"
+    environment = {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "fake_gpu", "-p", "no:cacheprovider", "-k", chosen]
+    run = subprocess.run(
+        [*command, "tests/test_kernels_rows.py", str(_write(tmp_path / "test_mixes.py", mixes))],
+        cwd=ROOT,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0 and "3 passed" in run.stdout, run.stdout[-3000:] + run.stderr[-2000:]

@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 BENCH = ROOT / "bench"
 sys.path.insert(0, str(BENCH))
 
+import predict  # noqa: E402
 from compile_report import render  # noqa: E402
 from ttir_offsets import narrow_offsets  # noqa: E402
 
@@ -153,6 +154,21 @@ def test_committed_results_have_no_spills_and_are_what_the_table_shows():
         for row in section["rows"]:
             assert row["spill_bytes"] == row["spill_instructions"] == 0 and row["narrow_offsets"] == []
     assert (BENCH / "results" / "compile.md").read_text() == render(sections)
+
+
+def test_prediction_is_of_the_committed_results():
+    assert (BENCH / "results" / "h100-predicted.md").read_text() == predict.render(predict.predictions(committed()))
+    for found in predict.predictions(committed()):
+        assert 0 < found.share <= 1 and found.in_flight_kb >= 1
+
+
+@pytest.mark.parametrize(
+    ("registers", "shared_kb", "warps", "programs"),
+    # 64 K registers, 228 KB with one for each program, 64 warps.
+    [(128, 128, 16, 1), (128, 64, 4, 3), (32, 0, 8, 8), (255, 8, 4, 2), (40, 112, 4, 2), (255, 227, 16, 1)],
+)
+def test_predicted_occupancy_is_that_of_the_scarcest_resource(registers, shared_kb, warps, programs):
+    assert predict.resident(registers, shared_kb << 10, warps) == programs
 
 
 def test_committed_results_cover_every_case():
