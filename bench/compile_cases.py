@@ -32,7 +32,7 @@ TARGETS = {
 }
 ITEM_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 MULTIPLE_OF_16 = [["tt.divisibility", 16]]
-ALIGNED_SIZES = ("n_d", "n_f", "n_e", "n_j")
+ALIGNED_SIZES = ("n_d", "n_f", "n_e", "n_j", "n_readable")
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,7 @@ class Case:
         integers: how sizes and strides come: ``"i32"``; ``"i64"`` where strides are huge; ``"one"`` where all are 1,
             which Triton makes constants of.
         needs_matrix: whether the architecture's matrix instruction has to be there.
+        odd: sizes that are known for nothing, though the others are multiples of 16.
     """
 
     kernel: Any
@@ -64,6 +65,7 @@ class Case:
     aligned: bool = True
     integers: str = "i32"
     needs_matrix: bool = False
+    odd: tuple[str, ...] = ()
 
     def source(self) -> ASTSource:
         """What Triton compiles: types, constants and what is known of the arguments."""
@@ -86,7 +88,7 @@ class Case:
                 signature[name], constants[name] = "constexpr", 1
             else:
                 signature[name] = "i32"
-                if name in ALIGNED_SIZES:
+                if name in ALIGNED_SIZES and name not in self.odd:
                     attributes[(n,)] = MULTIPLE_OF_16
         return ASTSource(self.kernel, signature, constants, attributes if self.aligned else {})
 
@@ -160,7 +162,7 @@ def row_case(
 
 
 MATRIX_KERNELS = {
-    "mixing": (mixing.mixing_kernel, {"N_V": 64, "GROUP": 1, "CAUSAL": False, "WINDOWED": False}),
+    "mixing": (mixing.mixing_kernel, {"N_V": 64, "GROUP": 1, "CAUSAL": False, "WINDOWED": False, "PADDED": False}),
     "position_operator": (position_operator.position_operator_kernel, {}),
     "position_apply": (position_apply.position_apply_kernel, {"N_M": 5}),
 }
@@ -179,8 +181,13 @@ def matrix_cases(arch: str) -> Iterable[Case]:
     for label, changes in (
         ("causal, windowed", {"CAUSAL": True, "WINDOWED": True}),
         ("4 heads to a key of 48", {"N_V": 48, "GROUP": 4}),
+        ("weights padded", {"PADDED": True}),
     ):
         yield matrix_case(arch, "bf16", "mixing", f"many rows, {label}", "half", **changes)
+    yield matrix_case(arch, "fp32", "mixing", "many rows, weights padded", "tf32", PADDED=True)
+    alone = {"N_M": 0, "shares_ptr": None, "u_ptr": None}
+    for dtype, mode in (("bf16", "half"), ("fp32", "ieee")):
+        yield matrix_case(arch, dtype, "position_apply", "many rows, no updates", mode, **alone)
 
 
 def matrix_case(arch: str, dtype: str, name: str, label: str, mode: str, **changes: Any) -> Case:
@@ -194,13 +201,15 @@ def matrix_case(arch: str, dtype: str, name: str, label: str, mode: str, **chang
         strides["out_strides"] = 4
     blocks = {"BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "BLOCK_L": tile.block_l}
     # The weights of a linear layer, seen the other way round; attention weights and shares as they are made.
-    ones = (("w_in_strides", 0), ("w_out_strides", 0), ("alpha_strides", 3), ("shares_strides", 3))
+    ones = [("w_in_strides", 0), ("w_out_strides", 0), ("alpha_strides", 3)]
+    if changes.get("N_M") != 0:
+        ones.append(("shares_strides", 3))
     return Case(
         kernel,
         f"{name}, {label}" + (f", {mode}" if dtype == "fp32" else ""),
         arch,
         dtype,
-        {a: "fp32" if a in FLOAT32_ALWAYS else dtype for a in args if a.endswith("_ptr")},
+        {a: "fp32" if a in FLOAT32_ALWAYS else dtype for a in args if a.endswith("_ptr") and a not in changes},
         strides,
         constants | changes | blocks | {"PRECISION": mode if dtype == "fp32" else "ieee"},
         tile.num_warps,
@@ -208,6 +217,7 @@ def matrix_case(arch: str, dtype: str, name: str, label: str, mode: str, **chang
         tuple(one for one in ones if one[0] in args) if aligned else (),
         aligned,
         needs_matrix=mode != "ieee",
+        odd=("n_j",) if changes.get("PADDED") else (),
     )
 
 

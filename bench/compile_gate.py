@@ -2,6 +2,8 @@
 
     python bench/compile_gate.py
 
+And every launch that the engines make (``engine_launches.py``), for the architecture that it is recorded for.
+
 It fails, with one line per failure, on a register spill, on more shared memory than the architecture has, on a matrix
 kernel without the architecture's matrix instruction, and on pointer offsets that are computed in 32 bits. What it
 measured goes to ``bench/results/compile.json``, a section per Triton version, and to ``compile.md`` beside it.
@@ -38,6 +40,9 @@ import torch  # noqa: E402
 import triton  # noqa: E402
 from compile_cases import TARGETS, Case, all_cases  # noqa: E402
 from compile_report import render, summary, to_json  # noqa: E402
+from engine_launches import EngineLaunch, kind, read_back, recorded  # noqa: E402
+from triton._C.libtriton import ir  # noqa: E402
+from triton.compiler import make_backend  # noqa: E402
 from ttir_offsets import narrow_offsets  # noqa: E402
 
 from decompx_fast.kernels import launch  # noqa: E402
@@ -69,7 +74,7 @@ class Measure:
     narrow_offsets: list[str] = field(default_factory=list)
 
 
-def measure(case: Case) -> Measure:
+def measure(case: Case | EngineLaunch) -> Measure:
     """Compile one case, or take what compiling it came to before."""
     cached = CACHE / f"{_key(case)}.json"
     if cached.exists():
@@ -87,7 +92,7 @@ def measure(case: Case) -> Measure:
     return result
 
 
-def _key(case: Case) -> str:
+def _key(case: Case | EngineLaunch) -> str:
     """Changes whenever anything that the result depends on does."""
     parts = vars(case) | {"kernel": case.kernel.cache_key, "triton": triton.__version__, "measure": MEASURE_VERSION}
     return hashlib.sha256(repr(sorted(parts.items())).encode()).hexdigest()
@@ -128,7 +133,7 @@ def _count(pattern: str, code: str) -> dict[str, int]:
     return {name: names.count(name) for name in sorted(set(names))}
 
 
-def complaints(case: Case, result: Measure) -> list[str]:
+def complaints(case: Case | EngineLaunch, result: Measure) -> list[str]:
     """What is wrong with a compilation."""
     found = []
     limit = launch.SHARED_BYTES[case.arch]
@@ -143,7 +148,7 @@ def complaints(case: Case, result: Measure) -> list[str]:
     return found
 
 
-def attempt(case: Case) -> Measure | str:
+def attempt(case: Case | EngineLaunch) -> Measure | str:
     """The result, or why there is none: one case that fails to compile must not hide the others."""
     try:
         return measure(case)
@@ -155,6 +160,47 @@ def attempt_numbered(n: int) -> Measure | str:
     return attempt(all_cases()[n])  # kernels do not pickle: each process makes its own list
 
 
+def front_end(case: EngineLaunch) -> None:
+    """Translate a kernel as far as Triton's own language goes: where names and types are resolved, in a tenth of the
+    time that all of it takes.
+
+    Raises:
+        Exception: whatever the compiler raises.
+    """
+    backend = make_backend(TARGETS[case.arch])
+    context = ir.context()
+    ir.load_dialects(context)
+    backend.load_dialects(context)
+    options = backend.parse_options({"num_warps": case.num_warps, "num_stages": case.num_stages})
+    implementations = backend.get_codegen_implementation(options)
+    case.source().make_ir(TARGETS[case.arch], options, implementations, backend.get_module_map(), context)
+
+
+def judge_launch(task: tuple[dict[str, Any], bool]) -> list[str]:
+    """What is wrong with a launch of an engine: compiled in full, or by the front end alone."""
+    entry, in_full = task
+    case = read_back(entry)
+    if in_full:
+        result = attempt(case)
+        wrong = [result] if isinstance(result, str) else complaints(case, result)
+    else:
+        try:
+            front_end(case)
+            wrong = []
+        except Exception as error:  # whatever the compiler raises
+            wrong = [f"does not compile: {type(error).__name__}: {str(error).strip().splitlines()[-1:]}"]
+    return [f"{case.arch} {case.dtype} {case.name}: {reason}" for reason in wrong]
+
+
+def launch_tasks() -> list[tuple[dict[str, Any], bool]]:
+    """Every launch of the engines, and whether it is the first of its kind, which is compiled in full."""
+    tasks, kinds = [], set()
+    for entry in recorded():
+        tasks.append((entry, kind(entry) not in kinds))
+        kinds.add(kind(entry))
+    return tasks
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--jobs", type=int, default=2, help="compilations at once (default: 2)")
@@ -162,16 +208,18 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     cases = all_cases()
     chosen = [n for n, case in enumerate(cases) if options.only in f"{case.arch} {case.dtype} {case.name}"]
+    launches = [] if options.only else launch_tasks()
     with ProcessPoolExecutor(options.jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
         results = list(pool.map(attempt_numbered, chosen))
-    rows, failures = [], []
+        failures = [failure for found in pool.map(judge_launch, launches) for failure in found]
+    rows = []
     for n, result in zip(chosen, results, strict=True):
         case = cases[n]
         wrong = [result] if isinstance(result, str) else complaints(case, result)
         failures += [f"{case.arch} {case.dtype} {case.name}: {reason}" for reason in wrong]
         if not isinstance(result, str):
             rows.append({"arch": case.arch, "dtype": case.dtype, "case": case.name, **asdict(result)})
-    print(f"triton {triton.__version__}: {summary(rows)}")
+    print(f"triton {triton.__version__}: {summary(rows)}; and {len(launches)} launches of the engines")
     if not options.only:
         write(rows)
     for failure in failures:

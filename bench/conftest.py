@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
@@ -52,6 +53,16 @@ class Recorder:
     def __init__(self, benchmark, device: str) -> None:
         self.benchmark = benchmark
         self.device = device
+
+    def write(self, path: str) -> None:
+        """Append what was measured to a file of JSON lines, so that it stays if a later benchmark never ends."""
+        measured = self.benchmark.stats
+        if measured is None or not measured.stats.data:
+            return
+        stats = {name: getattr(measured.stats, name) for name in ("median", "iqr", "rounds")}
+        row = {"name": self.benchmark.name, "extra_info": self.benchmark.extra_info, "stats": stats}
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
 
     def __call__(
         self,
@@ -115,5 +126,9 @@ class Recorder:
 
 
 @pytest.fixture
-def record(benchmark, device: str) -> Recorder:
-    return Recorder(benchmark, device)
+def record(benchmark, device: str) -> Iterator[Recorder]:
+    recorder = Recorder(benchmark, device)
+    yield recorder
+    rows = os.environ.get("DECOMPX_FAST_BENCH_ROWS")
+    if rows:
+        recorder.write(rows)

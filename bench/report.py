@@ -1,6 +1,7 @@
 """From a pytest-benchmark run to ``bench/results/DEVICE.json``, a table and plots.
 
     python bench/report.py RUN.json [--out bench/results]
+    python bench/report.py ROWS.jsonl       # what the benchmarks wrote one by one (DECOMPX_FAST_BENCH_ROWS)
 
 Nothing in the table or in the plots is typed by hand: both are made of the JSON that is written beside them.
 """
@@ -72,6 +73,14 @@ def rows_of(run: dict[str, Any]) -> list[Row]:
             }
         )
     return rows
+
+
+def read(path: Path) -> dict[str, Any]:
+    """A run as pytest-benchmark wrote it, or the lines that the benchmarks wrote as they ended."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix != ".jsonl":
+        return json.loads(text)
+    return {"benchmarks": [json.loads(line) for line in text.splitlines()]}
 
 
 def collect(run: dict[str, Any], cuda: bool) -> dict[str, Any]:
@@ -233,11 +242,12 @@ def plot_roofline(rows: list[Row], path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("run", type=Path, help="what pytest --benchmark-json wrote")
+    parser.add_argument("run", type=Path, help="what pytest --benchmark-json or the benchmarks wrote")
     parser.add_argument("--out", type=Path, default=HERE / "results")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--no-plots", action="store_true", help="tables only, which need no matplotlib")
     arguments = parser.parse_args()
-    result = collect(json.loads(arguments.run.read_text(encoding="utf-8")), arguments.device == "cuda")
+    result = collect(read(arguments.run), arguments.device == "cuda")
     arguments.out.mkdir(parents=True, exist_ok=True)
     stem = arguments.out / slug(result["device"])
     text = markdown(result)
@@ -250,9 +260,9 @@ def main() -> None:
         os.replace(beside, path)
     whole = [row for row in result["rows"] if "engine" in row]
     kernels = [row for row in result["rows"] if "op" in row]
-    if whole:
+    if whole and not arguments.no_plots:
         plot_scaling(whole, stem.with_name(stem.name + "-scaling.png"))
-    if kernels:
+    if kernels and not arguments.no_plots:
         plot_roofline(kernels, stem.with_name(stem.name + "-roofline.png"))
     print(text)
 

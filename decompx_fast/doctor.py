@@ -48,6 +48,8 @@ def versions() -> Iterator[tuple[str, str]]:
     yield "Python", f"{platform.python_version()} on {platform.system()} {platform.machine()}"
     for name in PACKAGES:
         yield name, _version(name) or "not installed"
+    compiler, missing = registry.c_compiler()
+    yield "C compiler", compiler or f"none (only for Triton's kernels on a GPU): {missing}"
     for name, use in OPTIONAL.items():
         yield name, _version(name) or f"not installed (only for {use})"
 

@@ -7,7 +7,7 @@ take the place of what is reasoned here: :func:`adopt`.
 
 import contextlib
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,6 +49,19 @@ def multiprocessors(device: torch.device) -> int:
 def on_device(device: torch.device) -> contextlib.AbstractContextManager[object]:
     """Make a device current: Triton launches on the current one."""
     return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
+
+
+def start(kernel: Any, grid: tuple[int, ...], arguments: tuple[Any, ...], **constants: Any) -> None:
+    """Start a kernel: the one place where that is done, and where ``bench/engine_launches.py`` listens.
+
+    Args:
+        kernel: the Triton function.
+        grid: how many programs, on each axis.
+        arguments: tensors, the first of which says where; sizes; strides.
+        constants: compile-time arguments and options of the compiler.
+    """
+    with on_device(arguments[0].device):
+        kernel[grid](*arguments, **constants)
 
 
 def register_limit(num_warps: int, arch: str) -> dict[str, int]:
@@ -130,11 +143,31 @@ def row_tile(
     return block_k, block_d, warps, stages
 
 
-def is_aligned(*tensors: torch.Tensor) -> bool:
-    """Whether Triton will know that rows begin at multiples of 16: all strides are, or are 1, and so are addresses."""
+def is_aligned(*tensors: torch.Tensor, widths: Sequence[int] | None = None) -> bool:
+    """Whether Triton will know that rows begin at multiples of 16: all strides are, or are 1, and so are addresses.
+
+    Args:
+        widths: how many numbers of a row of each tensor are read, where that is not the length of its last axis.
+    """
+    widths = [t.shape[-1] for t in tensors] if widths is None else widths
     return all(n % 16 == 0 or n == 1 for t in tensors for n in t.stride()) and all(
-        t.data_ptr() % 16 == 0 and t.shape[-1] % 16 == 0 for t in tensors
+        t.data_ptr() % 16 == 0 and width % 16 == 0 for t, width in zip(tensors, widths, strict=True)
     )
+
+
+def readable_width(t: torch.Tensor) -> int:
+    """How many numbers of each row of ``t`` ``[..., n]`` can be read in whole runs of 16: ``n``, or ``n`` and padding.
+
+    Padding is what lies between two rows in the same memory. It is read because runs of which a part is masked are
+    loaded one number at a time; what it holds does not count.
+    """
+    n = t.shape[-1]
+    padded = -(-n // 16) * 16
+    if padded == n or t.stride(-1) != 1 or any(stride < padded for stride in t.stride()[:-1]):
+        return n
+    last = sum((size - 1) * stride for size, stride in zip(t.shape[:-1], t.stride()[:-1], strict=True))
+    end = t.untyped_storage().nbytes() // t.element_size()
+    return padded if t.storage_offset() + last + padded <= end else n
 
 
 def row_launch(x: torch.Tensor, *, streams: int = 1, whole: bool = False) -> RowLaunch:
@@ -179,19 +212,17 @@ def run_rows(
     **constants: Any,
 ) -> None:
     """Launch a kernel over rows."""
-    device = pointers[0].device
-    with on_device(device):
-        kernel[choice.rows, choice.splits](
-            *pointers,
-            *sizes,
-            *strides,
-            **constants,
-            BLOCK_K=choice.block_k,
-            BLOCK_D=choice.block_d,
-            STAGES=choice.stages,
-            num_warps=choice.num_warps,
-            **register_limit(choice.num_warps, arch_of(device)),
-        )
+    start(
+        kernel,
+        (choice.rows, choice.splits),
+        (*pointers, *sizes, *strides),
+        **constants,
+        BLOCK_K=choice.block_k,
+        BLOCK_D=choice.block_d,
+        STAGES=choice.stages,
+        num_warps=choice.num_warps,
+        **register_limit(choice.num_warps, arch_of(pointers[0].device)),
+    )
 
 
 def run_phases(
@@ -302,9 +333,12 @@ def matrix_tile(mode: str, operands: str, arch: str) -> MatrixLaunch:
     return choices(arch).matrix[mode, operands]
 
 
-def matrix_launch(precision: str, rows: int, *operands: torch.Tensor) -> MatrixLaunch:
-    """The launch of a kernel that multiplies ``operands`` to a result with ``rows`` rows."""
-    kind = ("few" if rows <= FEW_ROWS else "many") if is_aligned(*operands) else "unaligned"
+def matrix_launch(
+    precision: str, rows: int, *operands: torch.Tensor, widths: Sequence[int] | None = None
+) -> MatrixLaunch:
+    """The launch of a kernel that multiplies ``operands`` to a result with ``rows`` rows; ``widths`` as in
+    :func:`is_aligned`."""
+    kind = ("few" if rows <= FEW_ROWS else "many") if is_aligned(*operands, widths=widths) else "unaligned"
     return matrix_tile(matrix_mode(operands[0].dtype, precision), kind, arch_of(operands[0].device))
 
 
@@ -317,19 +351,17 @@ def run_matrix(
     **constants: Any,
 ) -> None:
     """Launch a kernel of matrix products on ``arguments``: tensors, then sizes, then strides."""
-    device = arguments[0][0].device
     tensors, sizes, strides = arguments
-    with on_device(device):
-        kernel[grid](
-            *tensors,
-            *sizes,
-            *strides,
-            **constants,
-            PRECISION=precision,
-            BLOCK_M=choice.block_m,
-            BLOCK_N=choice.block_n,
-            BLOCK_L=choice.block_l,
-            num_warps=choice.num_warps,
-            num_stages=choice.stages,
-            **register_limit(choice.num_warps, arch_of(device)),
-        )
+    start(
+        kernel,
+        grid,
+        (*tensors, *sizes, *strides),
+        **constants,
+        PRECISION=precision,
+        BLOCK_M=choice.block_m,
+        BLOCK_N=choice.block_n,
+        BLOCK_L=choice.block_l,
+        num_warps=choice.num_warps,
+        num_stages=choice.stages,
+        **register_limit(choice.num_warps, arch_of(tensors[0].device)),
+    )

@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .launch import matrix_launch, run_matrix
+from .launch import matrix_launch, readable_width, run_matrix
 from .products import multiply_add
 
 
@@ -23,6 +23,7 @@ def mixing_kernel(
     n_i,
     n_j,
     n_k,
+    n_readable,
     offset,
     window,
     out_strides,
@@ -32,6 +33,7 @@ def mixing_kernel(
     GROUP: tl.constexpr,
     CAUSAL: tl.constexpr,
     WINDOWED: tl.constexpr,
+    PADDED: tl.constexpr,
     PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -69,9 +71,11 @@ def mixing_kernel(
         offs_j = start + tl.arange(0, BLOCK_L)
         mask_j = offs_j < n_j
         keys = offs_j.to(tl.int64)
-        alpha = tl.load(
-            alpha_tile + keys[None, :] * alpha_strides[3], mask=mask_i[:, None] & mask_j[None, :], other=0.0
-        )
+        # Where rows are padded, what the padding holds is read too: runs of 16 are loaded or left out as a whole.
+        mask_alpha = mask_i[:, None] & (offs_j < n_readable)[None, :]
+        alpha = tl.load(alpha_tile + keys[None, :] * alpha_strides[3], mask=mask_alpha, other=0.0)
+        if PADDED:
+            alpha = tl.where(mask_j[None, :], alpha, 0.0)
         if CAUSAL or WINDOWED:
             distance = (offs_i + offset)[:, None] - offs_j[None, :]
             if CAUSAL:
@@ -99,18 +103,20 @@ def mixing(
     """Launch :func:`mixing_kernel`; arguments as checked by the op."""
     b, h, i, j = alpha.shape
     k, g, v = p.shape[2:]
-    choice = matrix_launch(precision, i, alpha, p)
+    readable = readable_width(alpha)
+    choice = matrix_launch(precision, i, alpha, p, widths=(readable, v))
     tiles = triton.cdiv(i, choice.block_m) * triton.cdiv(k * v, choice.block_n)
     run_matrix(
         mixing_kernel,
         choice,
         (b * h * tiles,),
         (out, alpha, p),
-        (h, i, j, k, offset, window or 0),
+        (h, i, j, k, readable, offset, window or 0),
         (out.stride()[:4], alpha.stride(), p.stride()[:4]),
         precision=precision,
         N_V=v,
         GROUP=h // g,
         CAUSAL=causal,
         WINDOWED=window is not None,
+        PADDED=readable > j,
     )

@@ -58,15 +58,16 @@ def position_apply_kernel(
         )
         acc = multiply_add(r, t, acc, PRECISION)
 
+    # The compiler visits the body of a loop of no steps too: only a condition keeps it away from what is not there.
     if N_M > 0:
         shares_at = shares_ptr + i_b * shares_strides[0] + i_i * shares_strides[1] + sources * shares_strides[2]
         u_at = u_ptr + i_b * u_strides[0] + i_i * u_strides[1] + offs_e
-    for _ in range(N_M):  # not unrolled: the accumulators leave few registers for more updates at once
-        share = tl.load(shares_at, mask=mask_k, other=0.0).to(tl.float32)
-        u = tl.load(u_at, mask=mask_e, other=0.0).to(tl.float32)
-        acc += share[:, None] * u[None, :]
-        shares_at += shares_strides[3]
-        u_at += u_strides[2]
+        for _ in range(N_M):  # not unrolled: the accumulators leave few registers for more updates at once
+            share = tl.load(shares_at, mask=mask_k, other=0.0).to(tl.float32)
+            u = tl.load(u_at, mask=mask_e, other=0.0).to(tl.float32)
+            acc += share[:, None] * u[None, :]
+            shares_at += shares_strides[3]
+            u_at += u_strides[2]
     out_tile = out_ptr + i_b * out_strides[0] + i_i * out_strides[1] + sources[:, None] * out_strides[2]
     tl.store(out_tile + offs_e[None, :], acc.to(out_ptr.dtype.element_ty), mask=mask_k[:, None] & mask_e[None, :])
 

@@ -65,6 +65,5 @@ def assert_accurate(got: Tensor, twin: Tensor, exact: Tensor, times: float = 2) 
     of the largest result, which storing any result may cost. (Triton's interpreter rounds to bfloat16 towards zero,
     at twice that cost; GPUs round to nearest.)
     """
-    exact = exact.to(got.device)
     allowed = times * max(error(twin, exact), rounding(exact, twin.dtype))
     assert error(got, exact) <= allowed, f"error {error(got, exact):.3g}, allowed {allowed:.3g}"

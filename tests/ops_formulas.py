@@ -1,6 +1,7 @@
 """The method's formulas (DESIGN 2.2, 2.3 and 4.1) in float64, written as loops and full matrices: slow and obvious.
 
-Nothing here comes from the package, so the ops and kernels can be compared with it.
+Nothing here comes from the package, so the ops and kernels can be compared with it. All is computed on the CPU,
+wherever the arguments are.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ RULES = ("absdot", "dot", "equal", "cls", "none", "norm", "abssim")
 
 
 def wide(*tensors: Tensor | None) -> list[Tensor | None]:
-    return [None if t is None else t.detach().to(torch.float64).clone() for t in tensors]
+    return [None if t is None else t.detach().to("cpu", torch.float64).clone() for t in tensors]
 
 
 def shares_of_position(u: Tensor, bias: Tensor, rule: str) -> list[float]:
@@ -26,8 +27,8 @@ def shares_of_position(u: Tensor, bias: Tensor, rule: str) -> list[float]:
     if rule == "equal":
         weights = [float(n) for n in nonzero]
     else:
-        dots = [float(sum(u[k] * bias)) for k in sources]
-        norms = [float(sum(u[k] ** 2)) ** 0.5 for k in sources]
+        dots = [float((u[k] * bias).sum()) for k in sources]
+        norms = [float((u[k] ** 2).sum()) ** 0.5 for k in sources]
         weights = {
             "absdot": [abs(x) for x in dots],
             "dot": dots,
@@ -43,6 +44,7 @@ def shares_of_position(u: Tensor, bias: Tensor, rule: str) -> list[float]:
 
 def shares(u: Tensor, bias: Tensor, rule: str) -> Tensor:
     """``[b, i, k]`` from ``u`` ``[b, i, k, d]`` and ``bias`` ``[d]`` or ``[b, i, d]``."""
+    u, bias = wide(u, bias)
     bias = bias.expand(*u.shape[:2], u.shape[3])
     rows = [[shares_of_position(u[n, i], bias[n, i], rule) for i in range(u.shape[1])] for n in range(u.shape[0])]
     return torch.tensor(rows, dtype=torch.float64).reshape(u.shape[:3])
@@ -63,10 +65,11 @@ def bias_split(x, bias, rule="absdot", residual=None, share_after_residual=False
 
 def norm_matrix(d: int, scale: float, weight: Tensor | None, centre: bool) -> Tensor:
     """``C`` with ``r C = (r - mean(r)) * weight / scale``: row ``m`` is what the unit vector ``m`` becomes."""
+    (weight,) = wide(weight)
     rows = torch.eye(d, dtype=torch.float64)
     if centre:
         rows = rows - rows.mean(1, keepdim=True)
-    return rows * (torch.ones(d, dtype=torch.float64) if weight is None else weight.double()) / scale
+    return rows * (torch.ones(d, dtype=torch.float64) if weight is None else weight) / scale
 
 
 def layernorm(x, scale, weight=None, bias=None, centre=True, rule="absdot"):
@@ -107,13 +110,13 @@ def mixing(alpha, p, causal=False, window=None, offset=None):
 
 
 def network(u, w_in, w_out, slope, bias=None, shares=None):
-    u, w_in, w_out, slope = wide(u, w_in, w_out, slope)
+    u, w_in, w_out, slope, bias, shares = wide(u, w_in, w_out, slope, bias, shares)
     out = torch.empty_like(u)
     for n in range(u.shape[0]):
         for i in range(u.shape[1]):
             hidden = u[n, i] @ w_in
             if bias is not None:
-                hidden += torch.outer(shares[n, i].double(), bias.double())
+                hidden += torch.outer(shares[n, i], bias)
             out[n, i] = (hidden * slope[n, i]) @ w_out
     return out
 
@@ -147,7 +150,7 @@ def functional_dots(x, g):
 
 def error(got: Tensor, exact: Tensor) -> float:
     """The largest deviation; infinite where a value is missing."""
-    gap = (got.double() - exact).abs()
+    gap = (got.double().cpu() - exact.cpu()).abs()
     return float("inf") if gap.isnan().any() else float(gap.max()) if gap.numel() else 0.0
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from decompx_fast import ops
 from decompx_fast.config import DecompXConfig
-from decompx_fast.engines import direct_path, forward, reference
+from decompx_fast.engines import attention_path, direct_path, forward, reference
 from decompx_fast.errors import BackendError, InputError, OptionError
 from decompx_fast.linearize.registry import linearize
 
@@ -255,6 +255,21 @@ def test_forward_through_kernels_matches_reference(variant, path):
         ours = forward.attribute(single, config, sources=on_device, path=path, backend="triton").scores
         theirs = reference.attribute(exact, config, sources=sources).scores
         assert relative(ours.cpu(), theirs) < 1e-5
+
+
+@pytest.mark.parametrize(("backend", "step"), [("triton", 16), ("torch", 5)])
+def test_forward_pads_attention_weights_for_kernels_alone(monkeypatch, backend, step):
+    strides = []
+
+    def listening(alpha, *args, **options):
+        strides.append(alpha.stride(2))
+        return mixing(alpha, *args, **options)
+
+    mixing = attention_path.mixing
+    monkeypatch.setattr(attention_path, "mixing", listening)
+    linearization = synthetic.hugging_face(n=5, layers=3, dtype=torch.float32)
+    forward.attribute(linearization, DecompXConfig(), backend=backend)
+    assert set(strides) == {step}
 
 
 @pytest.mark.parametrize("shape", ["llama", "gemma", "parallel"])

@@ -30,9 +30,10 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def pair():
-    model = models.classifier(vocab=models.WORD_PIECES, hidden_size=64, intermediate_size=128, layers=3)
+    # A tokenizer that is made here: on a machine that is lent for minutes the package with another is not installed.
+    model = models.classifier("roberta", vocab=320, positions=80, hidden_size=64, intermediate_size=128, layers=3)
     on_gpu = copy.deepcopy(model).cuda()
-    return DecompX(model, models.word_piece()), DecompX(on_gpu, models.word_piece())
+    return DecompX(model, models.byte_pair()), DecompX(on_gpu, models.byte_pair())
 
 
 @pytest.mark.parametrize(("engine", "bias", "dtype"), CASES)

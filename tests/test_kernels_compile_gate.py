@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 BENCH = ROOT / "bench"
 sys.path.insert(0, str(BENCH))
 
+import predict  # noqa: E402
 from compile_report import render  # noqa: E402
 from ttir_offsets import narrow_offsets  # noqa: E402
 
@@ -155,9 +156,50 @@ def test_committed_results_have_no_spills_and_are_what_the_table_shows():
     assert (BENCH / "results" / "compile.md").read_text() == render(sections)
 
 
+def test_prediction_is_of_the_committed_results():
+    assert (BENCH / "results" / "h100-predicted.md").read_text() == predict.render(predict.predictions(committed()))
+    for found in predict.predictions(committed()):
+        assert 0 < found.share <= 1 and found.in_flight_kb >= 1
+
+
+@pytest.mark.parametrize(
+    ("registers", "shared_kb", "warps", "programs"),
+    # 64 K registers, 228 KB with one for each program, 64 warps.
+    [(128, 128, 16, 1), (128, 64, 4, 3), (32, 0, 8, 8), (255, 8, 4, 2), (40, 112, 4, 2), (255, 227, 16, 1)],
+)
+def test_predicted_occupancy_is_that_of_the_scarcest_resource(registers, shared_kb, warps, programs):
+    assert predict.resident(registers, shared_kb << 10, warps) == programs
+
+
 def test_committed_results_cover_every_case():
     list_cases = "import compile_gate as g, json; print(json.dumps([[c.arch, c.dtype, c.name] for c in g.all_cases()]))"
     run = subprocess.run([sys.executable, "-c", list_cases], cwd=BENCH, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     for section in committed().values():
         assert [[row["arch"], row["dtype"], row["case"]] for row in section["rows"]] == json.loads(run.stdout)
+
+
+FRONT_END = """
+import json, sys
+import compile_gate as gate
+from engine_launches import kind, read_back, recorded
+
+first = {}
+for entry in recorded():
+    first.setdefault(kind(entry), entry)
+failures = [failure for entry in first.values() for failure in gate.judge_launch((entry, False))]
+print(json.dumps({"kernels": sorted({entry["kernel"].rpartition(".")[2] for entry in first.values()}),
+                  "kinds": len(first), "failures": failures}))
+"""
+
+
+@pytest.mark.slow
+def test_the_compiler_takes_every_kind_of_launch_that_the_engines_make():
+    """The interpreter runs what the compiler refuses, such as a name that exists only under a condition."""
+    run = subprocess.run([sys.executable, "-c", FRONT_END], cwd=BENCH, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    found = json.loads(run.stdout)
+    assert found["failures"] == []
+    names = "activation bias_split functional_dots layernorm mixing position_apply position_operator".split()
+    assert found["kernels"] == [f"{name}_kernel" for name in names]
+    assert found["kinds"] >= 60  # fewer would mean that it listens to less

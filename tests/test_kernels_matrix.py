@@ -51,6 +51,46 @@ def test_mixing_is_accurate(b, heads, kv_heads, i, j, k, v, dtype):
     assert_accurate(got, twin, formulas.mixing(alpha, p))
 
 
+@pytest.mark.parametrize("n", [500, 509, 17])
+@pytest.mark.parametrize("dtype", [F32, BF16, F16])
+def test_padded_attention_weights_get_the_tiles_of_aligned_ones(n, dtype):
+    alpha = ops.with_padded_rows(torch.empty(1, 2, n, n, device=DEVICE), dtype)
+    p = torch.empty(1, n, 1, 2, 64, device=DEVICE, dtype=dtype)
+    width = launch.readable_width(alpha)
+    assert alpha.shape == (1, 2, n, n) and alpha.dtype is dtype and width == -(-n // 16) * 16
+    exact = torch.empty(1, 2, 512, 512, device=DEVICE, dtype=dtype)
+    for precision in ("ieee", "tf32", "tf32x3"):
+        chosen = launch.matrix_launch(precision, 512, alpha, p, widths=(width, 64))
+        assert chosen == launch.matrix_launch(precision, 512, exact, p)
+        unpadded = torch.empty(1, 2, n, n, device=DEVICE, dtype=dtype)
+        assert launch.readable_width(unpadded) == n
+        assert chosen != launch.matrix_launch(precision, 512, unpadded, p)
+
+
+def test_only_padding_that_is_there_is_read():
+    buffer = torch.empty(3, 16, device=DEVICE)
+    assert launch.readable_width(buffer[:, :13]) == 16
+    assert launch.readable_width(buffer[:, 3:]) == 13  # the last row ends where the memory ends
+    assert launch.readable_width(buffer.flatten()[: 3 * 13].view(3, 13)) == 13  # rows follow each other
+    assert launch.readable_width(buffer.T[:13]) == 3
+    assert launch.readable_width(buffer) == 16
+
+
+@pytest.mark.parametrize(
+    ("i", "j", "causal", "window"),
+    [(7, 9, False, None), (65, 63, False, None), (40, 40, True, None), (70, 70, True, 5)],
+)
+@pytest.mark.parametrize("dtype", [F32, BF16])
+def test_mixing_does_not_use_what_the_padding_holds(i, j, causal, window, dtype):
+    weights = attention(1, 2, i, j, dtype=dtype)
+    alpha = ops.with_padded_rows(weights, dtype)
+    alpha.as_strided((1, 2, i, -(-j // 16) * 16), alpha.stride())[..., j:] = NAN
+    assert launch.readable_width(alpha) > j
+    p = random(1, j, 3, 2, 16, dtype=dtype)
+    got, twin = run_into_views(ops.mixing, (1, i, 3, 2, 16), dtype, alpha, p, causal=causal, window=window)
+    assert_accurate(got, twin, formulas.mixing(weights, p, causal=causal, window=window))
+
+
 @pytest.mark.parametrize(
     ("i", "j", "causal", "window", "offset"),
     [

@@ -10,7 +10,7 @@ import pytest
 import torch
 from ops_cases import DEVICE, random
 
-from decompx_fast import ops
+from decompx_fast import doctor, ops
 from decompx_fast.errors import BackendError
 from decompx_fast.ops import registry
 
@@ -200,3 +200,44 @@ def test_old_triton_is_not_usable(monkeypatch, version, can):
         registry._installed_triton.cache_clear()
     assert usable is can
     assert can or reason == f"triton {version} is installed, and 3.6 is the oldest supported"
+
+
+@pytest.mark.parametrize(
+    ("cc", "programs", "headers", "reason"),
+    [
+        (None, ["gcc"], True, None),
+        (None, ["clang"], True, None),
+        ("mycc", ["mycc"], True, None),
+        (None, [], True, "there is no C compiler: install gcc or clang, or set CC to the path of one"),
+        ("mycc", ["gcc"], True, "CC='mycc' is no program that can be run: set CC to the path of a C compiler"),
+        # All of CC is the program's name to Triton, which starts it without a shell.
+        ("gcc -m64", ["gcc"], True, "CC='gcc -m64' is no program that can be run"),
+        ("", ["gcc"], True, "CC='' is no program that can be run"),
+        (None, ["gcc"], False, "Python.h is missing: install Python's headers"),
+    ],
+)
+def test_triton_without_a_c_compiler_says_so_before_it_fails(monkeypatch, tmp_path, cc, programs, headers, reason):
+    monkeypatch.setattr(registry, "INTERPRETED", False)
+    monkeypatch.setattr(registry, "_installed_triton", lambda: (True, "triton 3.9.0"))
+    monkeypatch.setattr(registry, "_capable", lambda index: (True, "compute capability 9.0"))
+    for name in programs:
+        (tmp_path / name).write_text("#!/bin/sh\n")
+        (tmp_path / name).chmod(0o755)
+    if headers:
+        (tmp_path / "Python.h").touch()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(registry.sysconfig, "get_paths", lambda **_: {"include": str(tmp_path)})
+    monkeypatch.delenv("CC", raising=False)
+    if cc is not None:
+        monkeypatch.setenv("CC", cc)
+    registry._c_compiler.cache_clear()
+    try:
+        can, said = ops.usable("triton", "cuda:0")
+        row = dict(doctor.versions())["C compiler"]
+        if reason is None:
+            assert (can, said) == (True, "compute capability 9.0") and row == str(tmp_path / programs[0])
+        else:
+            assert not can and reason in said and reason in row
+            assert said.startswith("Triton compiles what starts its kernels, and ")
+    finally:
+        registry._c_compiler.cache_clear()

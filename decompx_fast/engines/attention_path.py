@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..linearize.layer import Attention, Norm
-from ..ops import mixing
+from ..ops import mixing, with_padded_rows
 from .blocks import Workspace, blocks, carve, matmul
 from .sharing import PendingBias, ShareCollector
 
@@ -56,26 +56,27 @@ class Mixing:
     def alpha(self, op: Attention, dtype: torch.dtype) -> Iterable[AlphaBlock]:
         """The attention weights in blocks of rows, ``(rows, columns, [b, h, i, j])``; kept if there is one block."""
         n = op.pattern.query.shape[2]
-        return list(_alpha_blocks(op, n, n, dtype)) if self.n_rows >= n else _Again(op, n, self.n_rows, dtype)
+        on_gpu = self.backend == "auto" and op.pattern.query.is_cuda
+        pad = on_gpu or self.backend in ("triton", "cuda")  # for their kernels, which load runs of numbers
+        found = _AlphaBlocks(op, n, min(self.n_rows, n), dtype, pad)
+        return list(found) if self.n_rows >= n else found
 
 
 @dataclass(frozen=True)
-class _Again:
-    """Blocks of attention weights that are computed anew each time they are iterated."""
+class _AlphaBlocks:
+    """Blocks of attention weights, computed anew each time they are iterated."""
 
     op: Attention
     n: int
     n_rows: int
     dtype: torch.dtype
+    pad: bool
 
     def __iter__(self) -> Iterator[AlphaBlock]:
-        return _alpha_blocks(self.op, self.n, self.n_rows, self.dtype)
-
-
-def _alpha_blocks(op: Attention, n: int, n_rows: int, dtype: torch.dtype) -> Iterator[AlphaBlock]:
-    for rows in blocks(n, n_rows):
-        columns = op.pattern.columns(rows)
-        yield rows, columns, op.pattern.weights(rows, columns).to(dtype)
+        for rows in blocks(self.n, self.n_rows):
+            columns = self.op.pattern.columns(rows)
+            alpha = self.op.pattern.weights(rows, columns)
+            yield rows, columns, with_padded_rows(alpha, self.dtype) if self.pad else alpha.to(self.dtype)
 
 
 def attend_(

@@ -14,7 +14,7 @@ from .bias_split import bias_split_
 from .functional_dots import MOST_FUNCTIONALS, functional_dots
 from .launches import use_launches
 from .layernorm import layernorm_
-from .mixing import Precision, mixing
+from .mixing import Precision, mixing, with_padded_rows
 from .network import is_fused as network_is_fused
 from .network import network
 from .position_apply import position_apply
@@ -46,4 +46,5 @@ __all__ = [
     "usable",
     "use_launches",
     "vector_shares",
+    "with_padded_rows",
 ]

@@ -13,6 +13,7 @@ from .shares import accumulation_dtype
 Precision = Literal["ieee", "tf32", "tf32x3"]
 PRECISIONS: tuple[str, ...] = ("ieee", "tf32", "tf32x3")
 
+_ROW_MULTIPLE = 16  # what Triton takes for aligned
 _ROWS = 128  # target positions that the twin does at once where keys can be skipped
 
 
@@ -83,6 +84,20 @@ def mixing(
     if out.numel():
         _mixing(out, alpha, p, causal, window, j - i if offset is None else offset, precision, backend)
     return out
+
+
+def with_padded_rows(alpha: Tensor, dtype: torch.dtype) -> Tensor:
+    """``alpha`` ``[..., j]`` in a dtype, every row beginning at a multiple of 16 numbers.
+
+    Kernels on GPUs load aligned runs of numbers in one instruction, and single numbers otherwise: :func:`mixing` is
+    then several times slower. The padding between rows holds anything; nothing uses it.
+    """
+    n = alpha.shape[-1]
+    if n % _ROW_MULTIPLE == 0:
+        return alpha.to(dtype)
+    width = -(-n // _ROW_MULTIPLE) * _ROW_MULTIPLE
+    padded = torch.empty(*alpha.shape[:-1], width, dtype=dtype, device=alpha.device)[..., :n]
+    return padded.copy_(alpha)
 
 
 def mixing_torch(

@@ -9,6 +9,8 @@ import functools
 import importlib.util
 import os
 import re
+import shutil
+import sysconfig
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
@@ -152,7 +154,34 @@ def _probe_triton(device: torch.device) -> tuple[bool, str]:
         return _interpreter()
     if device.type != "cuda":
         return False, f"its kernels need a CUDA or ROCm device (or TRITON_INTERPRET=1), and this is {device}"
-    return _capable(torch.cuda.current_device() if device.index is None else device.index)
+    can, reason = _capable(torch.cuda.current_device() if device.index is None else device.index)
+    if not can:
+        return False, reason
+    compiler, missing = c_compiler()
+    return (False, f"Triton compiles what starts its kernels, and {missing}") if compiler is None else (True, reason)
+
+
+def c_compiler() -> tuple[str | None, str]:
+    """The C compiler that Triton will call when a kernel is first launched, or ``None``; and what is missing.
+
+    As Triton looks for it: all of ``CC`` is one program, then ``gcc``, then ``clang``; and it includes ``Python.h``.
+    """
+    return _c_compiler(os.environ.get("CC"), os.environ.get("PATH"))
+
+
+@functools.cache
+def _c_compiler(named: str | None, path: str | None) -> tuple[str | None, str]:
+    found = shutil.which(named, path=path) if named is not None else None
+    if named is not None and found is None:
+        return None, f"CC={named!r} is no program that can be run: set CC to the path of a C compiler, or unset it"
+    found = found or shutil.which("gcc", path=path) or shutil.which("clang", path=path)
+    if found is None:
+        return None, "there is no C compiler: install gcc or clang, or set CC to the path of one"
+    scheme = sysconfig.get_default_scheme().replace("posix_local", "posix_prefix")
+    header = os.path.join(sysconfig.get_paths(scheme=scheme)["include"], "Python.h")
+    if not os.path.exists(header):
+        return None, f"{header} is missing: install Python's headers (python3-dev on Debian and Ubuntu)"
+    return found, ""
 
 
 @functools.cache
