@@ -178,14 +178,19 @@ class Naive:
 
     def head(self, x: Array, head: Head) -> Array:
         """Scores ``[k, c]``."""
-        u = x[head.position]
+        u = sum(x[position] for position in head.positions) / len(head.positions)
         for step in head.steps:
-            u = add_bias(u @ array(step.weight), array(step.bias), self.config.bias)
+            if step.weight is not None:
+                u = add_bias(u @ array(step.weight), array(step.bias), self.config.bias)
             if step.activation is not None:
                 kind = self.config.tanh if step.activation == "tanh" else self.config.activation
                 zeta = array(step.preactivation, row=True)
                 slope, intercept = slope_and_intercept(step.activation, zeta, kind)
                 u = add_bias(u * slope, intercept if kind == "linear" else None, self.config.bias)
+            if step.norm is not None:
+                centred = u - u.mean(-1, keepdims=True) if step.norm.centre else u
+                gain = 1 if step.norm.weight is None else array(step.norm.weight)
+                u = add_bias(centred / array(step.norm.std, row=True) * gain, array(step.norm.bias), self.config.bias)
         return u
 
 

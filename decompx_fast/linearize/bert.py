@@ -108,7 +108,7 @@ def _spec(encoder: Module, name: str, head: tuple[HeadStepSpec, ...]) -> ModelSp
         layer_modules=layers,
         layers=tuple(bert_layer(layer, f"{name}.encoder.layer.{n}") for n, layer in enumerate(layers)),
         head=head,
-        head_position=0,
+        read=0,
         limits=InputLimits(positions.num_embeddings - unused, sizes),
     )
 

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 from .evaluate import Steps, linearize_layer
 from .layer import KEEP_BYTES, LinearizedLayer, Norm, Shelf
-from .spec import Affine, AttentionSpec, LayerSpec, NormSpec
+from .spec import Affine, AttentionSpec, Context, LayerSpec, NormSpec
 
 #: Random directions of the check.
 DIRECTIONS = 8
@@ -69,6 +69,7 @@ class _Recorded(Steps):
 
     def multiply(self, map_: Affine, x: Tensor) -> Tensor:
         y = None if map_.module is None else self._outputs.get(map_.module)
+        y = None if y is None else y[..., map_.columns]
         weight = map_.weight
         if y is None or x.shape[-1] != weight.shape[0] or y.shape != (*x.shape[:-1], weight.shape[1]):
             raise NotRecorded
@@ -143,15 +144,17 @@ class Record:
         usable = type(output) is Tensor and module not in self._outputs and not output.is_inference()
         self._outputs[module] = output.detach() if usable and isinstance(output, Tensor) else None
 
-    def end_layer(self, index: int, x: Tensor, state: Tensor) -> None:
+    def end_layer(self, index: int, x: Tensor, state: Tensor, context: Context) -> None:
         """Make the layer ``index`` between the states ``x`` and ``state`` ``[b, i, d]``, if that can be proved.
+
+        ``context`` is what the model called the layer with besides.
 
         To be called without autograd and autocast.
         """
         mark, self._last_mark = self._last_mark, None  # of the state before
         try:
             if index < len(self._layers) and self._recordable(x) and self._recordable(state) and x.shape == state.shape:
-                self._make_layer(index, x, state, mark)
+                self._make_layer(index, x, state, mark, context)
         except NotRecorded:
             pass
         finally:
@@ -163,9 +166,9 @@ class Record:
         exact = not state.is_cuda or state.dtype != torch.float32 or torch.get_float32_matmul_precision() == "highest"
         return exact and state.dtype in STEP_TOLERANCE and self._dtype in (None, state.dtype)
 
-    def _make_layer(self, index: int, x: Tensor, state: Tensor, mark: _Mark | None) -> None:
+    def _make_layer(self, index: int, x: Tensor, state: Tensor, mark: _Mark | None, context: Context) -> None:
         steps = _Recorded(self._outputs)
-        layer = linearize_layer(self._layers[index], index, x.detach(), steps)
+        layer = linearize_layer(self._layers[index], index, x.detach(), context, steps)
         if layer.output.shape != state.shape:
             return
         # All products of the layer at once: what takes time here is the number of operations, not their size.
@@ -235,7 +238,7 @@ def _directions(n_out: int, dtype: torch.dtype, device: torch.device) -> Tensor:
 #: ``(W R)^T`` and ``b R`` by module, with what tells that weight and bias are still the same. To read all weights for
 #: these few numbers takes a third of a forward pass of a short text, so they are kept for the next one. A weight that
 #: is changed behind torch's back makes its check fail; then they are forgotten.
-_projections: WeakKeyDictionary[nn.Module, tuple[tuple[object, ...], Projection]] = WeakKeyDictionary()
+_projections: WeakKeyDictionary[nn.Module, dict[object, tuple[tuple[object, ...], Projection]]] = WeakKeyDictionary()
 
 
 def _projected(map_: Affine) -> Projection:
@@ -246,9 +249,11 @@ def _projected(map_: Affine) -> Projection:
     if any(part.is_inference() for part in parts):
         return _project(map_)
     state = (map_.weight.dtype, *((part.data_ptr(), part._version, *part.shape) for part in parts))
-    known = _projections.get(module)
+    parts_known = _projections.setdefault(module, {})
+    key = (map_.columns.start, map_.columns.stop)
+    known = parts_known.get(key)
     if known is None or known[0] != state:
-        known = _projections[module] = (state, _project(map_))
+        known = parts_known[key] = (state, _project(map_))
     return known[1]
 
 

@@ -8,6 +8,7 @@ is not computed a second time.
 
 from __future__ import annotations
 
+import inspect
 import math
 import sys
 import threading
@@ -24,7 +25,7 @@ from . import bert
 from .evaluate import linearize_head, linearize_layer, restore_layer
 from .layer import Head, LinearizedLayer
 from .record import Record
-from .spec import InputLimits, ModelSpec
+from .spec import Context, InputLimits, ModelSpec
 
 FAMILIES: dict[str, Callable[[nn.Module], ModelSpec]] = {**bert.FAMILIES}
 
@@ -150,51 +151,79 @@ def _uncompiled() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class ModelRun:
-    """What the user's model computed: ``states[0]`` is the embedding, ``states[n + 1]`` the output of layer ``n``."""
+    """What the user's model computed.
+
+    Attributes:
+        states: ``states[0]`` is the embedding, ``states[n + 1]`` the state after layer ``n``.
+        contexts: what each layer was called with besides the state.
+        logits: ``[b, c]``.
+    """
 
     states: list[Tensor]
+    contexts: list[Context]
     logits: Tensor
 
 
+class _Listener:
+    """Keeps what passes through a model's layers, in the thread that made it."""
+
+    def __init__(self, spec: ModelSpec, record: Record | None) -> None:
+        self.states: list[Tensor] = []
+        self.contexts: list[Context] = []
+        self._spec = spec
+        self._record = record
+        self._thread = threading.get_ident()
+
+    def _listens(self) -> bool:
+        return threading.get_ident() == self._thread
+
+    # Another thread may meet these hooks while they are being removed, and call them without the keyword arguments.
+    def note_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> None:
+        """Before a layer: the state that it is given, and what else."""
+        if not self._listens():
+            return
+        given = dict(inspect.signature(module.forward).bind_partial(*args, **(kwargs or {})).arguments)
+        state = given.pop(next(iter(given)))
+        if not self.states:
+            self.states.append(state)
+        self.contexts.append(given)
+
+    def note_state(self, module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
+        """After whatever gives the state after a layer."""
+        done = len(self.states) - 1
+        expected = self._spec.state_modules
+        if not self._listens() or (0 <= done < len(expected) and expected[done] is not module):
+            return
+        self.states.append(output[0] if isinstance(output, tuple) else output)
+        if self._record is not None and 0 <= done < len(self.contexts):
+            with plain_mode(self.states[-1].device):
+                self._record.end_layer(done, self.states[-2], self.states[-1], self.contexts[done])
+
+    def note_product(self, module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
+        """After a linear map."""
+        if self._record is not None and self._listens():
+            self._record.note(module, output)
+
+
 def run_model(
-    model: nn.Module,
-    layer_modules: tuple[nn.Module, ...],
-    inputs: Mapping[str, Tensor],
-    record: Record | None = None,
+    model: nn.Module, spec: ModelSpec, inputs: Mapping[str, Tensor], record: Record | None = None
 ) -> ModelRun:
     """Run the model once and keep its hidden states, through hooks that live for this call in this thread only.
 
     Args:
         model: in eval mode.
-        layer_modules: whose outputs are the states.
+        spec: which modules to listen to.
         inputs: what its ``forward`` takes.
         record: is told of every product with a layer's weights, and of the end of each layer.
     """
-    states: list[Tensor] = []
-    thread = threading.get_ident()
-
-    # Another thread may meet these hooks while they are being removed, and call them without the keyword arguments.
-    def keep_input(_module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> None:
-        if threading.get_ident() == thread and not states:
-            states.append(args[0] if args or kwargs is None else kwargs["hidden_states"])
-
-    def keep_output(_module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
-        if threading.get_ident() == thread:
-            states.append(output[0] if isinstance(output, tuple) else output)
-            if record is not None and len(states) > 1:
-                with plain_mode(states[-1].device):
-                    record.end_layer(len(states) - 2, states[-2], states[-1])
-
-    def note_product(module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
-        if record is not None and threading.get_ident() == thread:
-            record.note(module, output)
-
+    listener = _Listener(spec, record)
     with ExitStack() as hooks:
-        hooks.callback(layer_modules[0].register_forward_pre_hook(keep_input, with_kwargs=True).remove)
-        for module in dict.fromkeys(layer_modules):  # layers may share one module
-            hooks.callback(module.register_forward_hook(keep_output).remove)
+        for module in dict.fromkeys(spec.layer_modules):  # layers may share one module
+            hooks.callback(module.register_forward_pre_hook(listener.note_call, with_kwargs=True).remove)
+        for module in dict.fromkeys(spec.state_modules):
+            hooks.callback(module.register_forward_hook(listener.note_state).remove)
         for module in () if record is None else record.modules():
-            hooks.callback(module.register_forward_hook(note_product).remove)
+            hooks.callback(module.register_forward_hook(listener.note_product).remove)
         # Where a configuration asks for these, transformers would leave hooks of its own on the model.
         unwanted = {"output_attentions": False, "output_hidden_states": False}
         output = model(**inputs, **unwanted, return_dict=True)
@@ -204,12 +233,13 @@ def run_model(
             f"the forward pass of this {type(model).__name__} gave no logits of the shape [b, c], but "
             f"{shown(output)}: it is no sequence classifier as transformers has it"
         )
-    if len(states) != len(layer_modules) + 1:
+    count, run = len(spec.layers), min(len(listener.states) - 1, len(listener.contexts))
+    if len(listener.states) != count + 1 or len(listener.contexts) != count:
         raise UnsupportedModelError(
-            f"this {type(model).__name__} has {len(layer_modules)} layers, but {max(len(states) - 1, 0)} were run in "
+            f"this {type(model).__name__} has {count} layers, but {max(run, 0)} were run in "
             "its forward pass: it cannot be explained exactly"
         )
-    return ModelRun(states, logits)
+    return ModelRun(listener.states, listener.contexts, logits)
 
 
 class HuggingFaceLinearization:
@@ -233,7 +263,13 @@ class HuggingFaceLinearization:
         self.embedding = run.states[0].to(dtype)
         self.logits = run.logits.to(dtype)
         self.num_layers = len(spec.layers)
+        self.reads_all = spec.read == "mean"
         self.max_gap = 0.0
+
+    @property
+    def contexts(self) -> list[Context]:
+        """What the model called each layer with besides the state."""
+        return self._run.contexts
 
     def layers(self) -> Iterator[LinearizedLayer]:
         """Yield the layers in order; each is checked against the model's own hidden state.
@@ -273,20 +309,19 @@ class HuggingFaceLinearization:
 
     def layer(self, index: int, x: Tensor) -> LinearizedLayer:
         """The layer ``index`` on the state ``x`` ``[b, i, d]``, unchecked."""
-        return linearize_layer(self._spec.layers[index], index, x)
+        return linearize_layer(self._spec.layers[index], index, x, self._run.contexts[index])
 
     def restore(self, layer: LinearizedLayer) -> LinearizedLayer:
         """A layer again of which only :meth:`LinearizedLayer.without_constants` was kept."""
-        return restore_layer(self._spec.layers[layer.index], layer)
+        return restore_layer(self._spec.layers[layer.index], layer, self._run.contexts[layer.index])
 
     def head(self, x: Tensor) -> Head:
         """The head on the last layer's output ``x`` ``[b, i, d]``, checked against the model's logits."""
-        head = linearize_head(self._spec.head, self._spec.head_position, x)
+        head = linearize_head(self._spec.head, self._spec.read, x)
         # Logits can cancel to nearly nothing, so their gap is measured against the vector they are read from.
-        step = head.steps[-1]
-        size = step.weight.norm(dim=0).max() * (
-            x[:, head.position] if len(head.steps) == 1 else head.steps[-2].output
-        ).norm(dim=-1)
+        before = head.read(x) if len(head.steps) == 1 else head.steps[-2].output
+        weight = head.steps[-1].weight
+        size = before.norm(dim=-1) * (1 if weight is None else weight.norm(dim=0).max())
         self._check(head.logits, self._run.logits, "the head", size)
         return head
 
@@ -349,7 +384,7 @@ def linearize(
     with plain_mode(device), undisturbed(model):
         spec = describe(model)
         listener = Record(spec.layers, dtype) if record else None
-        run = run_model(model, spec.layer_modules, inputs, listener)
+        run = run_model(model, spec, inputs, listener)
         if run.states[0].dtype not in TOLERANCE:
             raise UnsupportedModelError(f"the model computes in {run.states[0].dtype}: use one of {list(TOLERANCE)}")
         _check_finite(model, run)
