@@ -22,7 +22,7 @@ can be fixed without harm, and results do not change from run to run.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
 
@@ -63,20 +63,28 @@ _FUSED: dict[str, Callable[[Tensor], Tensor]] = {
 class _Recorded(Steps):
     """Products as the model computed them; all else is computed, in as few passes as torch can."""
 
-    def __init__(self, outputs: Mapping[nn.Module, Tensor | None]) -> None:
+    def __init__(self, outputs: Mapping[nn.Module, Sequence[Tensor | None]]) -> None:
         self.sketches: list[tuple[Tensor, Tensor]] = []  # of each product, what it should be and what it is
         self._outputs = outputs
 
     def multiply(self, map_: Affine, x: Tensor) -> Tensor:
-        y = None if map_.module is None else self._outputs.get(map_.module)
-        y = None if y is None else y[..., map_.columns]
-        weight = map_.weight
-        if y is None or x.shape[-1] != weight.shape[0] or y.shape != (*x.shape[:-1], weight.shape[1]):
+        y, weight = self._output(map_, x.shape[:-1]), map_.weight
+        if x.shape[-1] != weight.shape[0] or y.shape[-1] != weight.shape[1]:
             raise NotRecorded
         if not x.dtype == y.dtype == weight.dtype or not x.device == y.device == weight.device:
             raise NotRecorded
         self.sketches.append(product_sketches(map_, x, y))
         return y
+
+    def _output(self, map_: Affine, shape: torch.Size) -> Tensor:
+        """What the map's module gave in its one call on states of this shape (DeBERTa's also sees distances)."""
+        found = () if map_.module is None else self._outputs.get(map_.module, ())
+        if any(y is None for y in found):
+            raise NotRecorded
+        fitting = [y for y in found if y is not None and y.shape[:-1] == shape]
+        if len(fitting) != 1:
+            raise NotRecorded
+        return fitting[0][..., map_.columns]
 
     def normalize(self, spec: NormSpec, x: Tensor) -> tuple[Norm, Tensor]:
         if not spec.centre:
@@ -129,7 +137,7 @@ class Record:
     def __init__(self, layers: tuple[LayerSpec, ...], dtype: torch.dtype | None) -> None:
         self._layers = layers
         self._dtype = dtype
-        self._outputs: dict[nn.Module, Tensor | None] = {}
+        self._outputs: dict[nn.Module, list[Tensor | None]] = {}
         self._held: dict[int, _Held] = {}
         self._last_mark: _Mark | None = None
         self._shelf = Shelf(KEEP_BYTES)
@@ -140,9 +148,10 @@ class Record:
         yield from dict.fromkeys(module for module in found if module is not None)
 
     def note(self, module: nn.Module, output: object) -> None:
-        """The output of one call of a module. A module that is called twice within a layer is not recorded."""
-        usable = type(output) is Tensor and module not in self._outputs and not output.is_inference()
-        self._outputs[module] = output.detach() if usable and isinstance(output, Tensor) else None
+        """The output of one call of a module. One called twice on the states of a layer is not recorded."""
+        usable = type(output) is Tensor and not output.is_inference()
+        kept = output.detach() if usable and isinstance(output, Tensor) else None
+        self._outputs.setdefault(module, []).append(kept)
 
     def end_layer(self, index: int, x: Tensor, state: Tensor, context: Context) -> None:
         """Make the layer ``index`` between the states ``x`` and ``state`` ``[b, i, d]``, if that can be proved.

@@ -21,13 +21,11 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import InputError, NumericalError, UnsupportedModelError, shown
-from . import bert
+from .families import FAMILIES
 from .evaluate import linearize_head, linearize_layer, restore_layer
 from .layer import Head, LinearizedLayer
 from .record import Record
 from .spec import Context, InputLimits, ModelSpec
-
-FAMILIES: dict[str, Callable[[nn.Module], ModelSpec]] = {**bert.FAMILIES}
 
 #: Largest accepted gap between a recomputed state and the model's own, per position, relative to the norm of the state.
 #: The recomputation runs from the embeddings on, so it collects the rounding of all layers: about 1e-6 is usual in
@@ -164,6 +162,13 @@ class ModelRun:
     logits: Tensor
 
 
+def _detached(value: Any) -> Any:
+    """The same without a way back to the parameters."""
+    if isinstance(value, tuple):
+        return tuple(map(_detached, value))
+    return value.detach() if isinstance(value, Tensor) else value
+
+
 class _Listener:
     """Keeps what passes through a model's layers, in the thread that made it."""
 
@@ -186,7 +191,7 @@ class _Listener:
         state = given.pop(next(iter(given)))
         if not self.states:
             self.states.append(state)
-        self.contexts.append(given)
+        self.contexts.append({name: _detached(value) for name, value in given.items()})
 
     def note_state(self, module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
         """After whatever gives the state after a layer."""

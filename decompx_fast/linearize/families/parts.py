@@ -1,0 +1,198 @@
+"""How a family's file names the parts of a model: by their paths, as they stand in the model's own source."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from ...errors import UnsupportedModelError
+from ..spec import (
+    Affine,
+    AttentionSpec,
+    Context,
+    FeedForwardSpec,
+    HeadStepSpec,
+    InputLimits,
+    LayerSpec,
+    ModelSpec,
+    NormSpec,
+    affine,
+    layer_norm,
+)
+
+#: A module of transformers: what parts it has is known only when it runs.
+Module = Any
+
+#: Activation modules by the name of their class, as torch and transformers call them.
+ACTIVATION_CLASSES = {
+    "GELUActivation": "gelu",
+    "NewGELUActivation": "gelu_tanh",
+    "FastGELUActivation": "gelu_tanh",
+    "PytorchGELUTanh": "gelu_tanh",
+    "GELUTanh": "gelu_tanh",
+    "AccurateGELUActivation": "gelu_tanh",
+    "QuickGELUActivation": "quick_gelu",
+    "ReLU": "relu",
+    "SiLU": "silu",
+    "SiLUActivation": "silu",
+    "Tanh": "tanh",
+}
+
+
+def activation_name(function: object, name: str) -> str:
+    """The name of an activation module or function.
+
+    Raises:
+        UnsupportedModelError: if it is none that can be linearised.
+    """
+    kind = getattr(function, "__name__", type(function).__name__)
+    if isinstance(function, nn.GELU):
+        return "gelu_tanh" if function.approximate == "tanh" else "gelu"
+    known = ACTIVATION_CLASSES.get(kind, kind if kind in ("gelu", "relu", "silu", "tanh") else None)
+    if known is None:
+        supported = ", ".join(sorted(set(ACTIVATION_CLASSES.values())))
+        raise UnsupportedModelError(
+            f"{name} uses the activation {kind}, which cannot be linearised yet: supported are {supported}"
+        )
+    return known
+
+
+class Parts:
+    """The parts of a module by their paths below it, read as what they are for.
+
+    Args:
+        module: a model, or a part of one.
+        name: its own path in the model, for messages.
+        width: the size of the hidden state, ``d``.
+    """
+
+    def __init__(self, module: Module, name: str, width: int) -> None:
+        self.module = module
+        self.name = name
+        self.width = width
+
+    def __getitem__(self, path: str) -> Module:
+        """The part at a path such as ``"attention.q_lin"``; ``AttributeError`` if there is none."""
+        part = self.module
+        for step in path.split("."):
+            part = part[int(step)] if step.isdecimal() else getattr(part, step)
+        return part
+
+    def below(self, path: str) -> Parts:
+        """The parts of a part."""
+        return Parts(self[path], self._path(path), self.width)
+
+    def affine(self, path: str, features: int | None = None) -> Affine:
+        """A linear map of ``features`` inputs, ``d`` of them by default."""
+        return affine(self[path], self._path(path), features or self.width)
+
+    def norm(self, path: str) -> NormSpec:
+        """A LayerNorm."""
+        return layer_norm(self[path], self._path(path))
+
+    def activation(self, path: str) -> str:
+        """An activation by its name."""
+        return activation_name(self[path], self._path(path))
+
+    def attention(
+        self, query: str, key: str, value: str, out: str, *, heads: int, size: int | None = None, **options: Any
+    ) -> AttentionSpec:
+        """Self-attention of four maps; ``options`` are those of :class:`..spec.AttentionSpec`.
+
+        Args:
+            query, key, value, out: their paths.
+            heads: their number.
+            size: of a head; ``None``: what the heads divide ``d`` into.
+        """
+        inner = heads * (size or self.width // heads)
+        maps = [self.affine(path) for path in (query, key, value)]
+        options = {"kv_heads": heads, "scale": (inner // heads) ** -0.5} | options
+        return AttentionSpec(*maps, self.affine(out, inner), heads=heads, **options)
+
+    def fused_attention(self, packed: str, out: str, *, heads: int, **options: Any) -> AttentionSpec:
+        """The same with queries, keys and values stored as one map, one after the other."""
+        maps = self.affine(packed)
+        inner = maps.weight.shape[1] // 3
+        options = {"kv_heads": heads, "scale": (inner // heads) ** -0.5} | options
+        query, key, value = (maps.part(number, 3) for number in range(3))
+        return AttentionSpec(query, key, value, self.affine(out, inner), heads=heads, **options)
+
+    def network(self, into: str, out: str, activation: str) -> FeedForwardSpec:
+        """A plain feed-forward network."""
+        first = self.affine(into)
+        return FeedForwardSpec(first, self.affine(out, first.weight.shape[1]), self.activation(activation))
+
+    def step(
+        self, map_: str, activation: str | None = None, norm: str | None = None, *, features: int | None = None
+    ) -> HeadStepSpec:
+        """A step of a head; ``activation`` is a name, not a path."""
+        return HeadStepSpec(self.affine(map_, features), activation, None if norm is None else self.norm(norm))
+
+    def _path(self, path: str) -> str:
+        return f"{self.name}.{path}" if self.name else path
+
+
+def model_spec(
+    layers: list[Parts],
+    describe_layer: Callable[[Parts], LayerSpec],
+    head: tuple[HeadStepSpec, ...],
+    limits: InputLimits,
+    *,
+    read: int | Literal["mean"] = 0,
+    state_modules: tuple[nn.Module, ...] = (),
+) -> ModelSpec:
+    """A model whose layers are all described by one function."""
+    modules = tuple(layer.module for layer in layers)
+    return ModelSpec(modules, tuple(map(describe_layer, layers)), head, read, limits, state_modules)
+
+
+def embedding_limits(
+    words: Module, positions: Module | None = None, types: Module | None = None, *, most: int | None = None
+) -> InputLimits:
+    """What a model has embeddings for.
+
+    Args:
+        words, positions, types: its ``nn.Embedding`` modules; where positions have a padding index, their numbers start
+            after it.
+        most: how many positions it takes, where nothing stores them.
+    """
+    sizes = {"input_ids": words.num_embeddings}
+    if types is not None:
+        sizes["token_type_ids"] = types.num_embeddings
+    if positions is not None:
+        sizes["position_ids"] = positions.num_embeddings
+        unused = 0 if positions.padding_idx is None else positions.padding_idx + 1
+        most = positions.num_embeddings - unused
+    return InputLimits(most, sizes)
+
+
+def added_positions(name: str) -> Callable[[Tensor, Tensor, Context], tuple[Tensor, Tensor, Tensor | None]]:
+    """Relative positions that the model computes once and hands to each layer as the argument ``name``."""
+    return partial(_added_positions, name=name)
+
+
+def _added_positions(query: Tensor, key: Tensor, context: Context, *, name: str) -> tuple[Tensor, Tensor, Tensor]:
+    return query, key, context[name].to(query.dtype)
+
+
+def rotary_positions(query: Tensor, key: Tensor, context: Context) -> tuple[Tensor, Tensor, None]:
+    """Rotary positions whose cosines and sines ``[b, i, v]`` the model hands to each layer; halves are rotated."""
+    cos, sin = (part.unsqueeze(1) for part in context["position_embeddings"])
+    query, key = (x * cos.to(x.dtype) + _rotated(x) * sin.to(x.dtype) for x in (query, key))
+    return query, key, None
+
+
+def rotary_positions_in_float32(query: Tensor, key: Tensor, context: Context) -> tuple[Tensor, Tensor, None]:
+    """The same for models that round queries and keys to float32 first, whatever they compute in."""
+    cos, sin = (part.unsqueeze(1) for part in context["position_embeddings"])
+    query, key = ((x.float() * cos + _rotated(x.float()) * sin).to(x.dtype) for x in (query, key))
+    return query, key, None
+
+
+def _rotated(x: Tensor) -> Tensor:
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((-second, first), dim=-1)
