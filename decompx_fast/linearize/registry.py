@@ -344,7 +344,7 @@ class HuggingFaceLinearization:
         self.max_gap = max(self.max_gap, gap)
 
     def _tolerance(self) -> float:
-        dtypes = (self._run.states[0].dtype, self._dtype)
+        dtypes = (self._run.states[0].dtype, self._dtype, *([torch.float32] if self._spec.in_float32 else []))
         tolerance = max(TOLERANCE[dtype] for dtype in dtypes)
         tf32 = self.embedding.is_cuda and torch.get_float32_matmul_precision() != "highest"
         return max(tolerance, TF32_TOLERANCE) if tf32 and torch.float32 in dtypes else tolerance

@@ -169,6 +169,8 @@ class ModelSpec:
         limits: what inputs the model has embeddings for.
         state_modules: whose outputs are the hidden states after the layers; those of ``layer_modules``, but for a
             layer that something else follows: a final norm is the last layer's ``post_norm``, and its module is here.
+        in_float32: whether the model does some steps in float32 whatever its dtype, as most RMSNorms do: then it can
+            be compared with no more closely.
     """
 
     layer_modules: tuple[nn.Module, ...]
@@ -177,6 +179,7 @@ class ModelSpec:
     read: int | Literal["mean"]
     limits: InputLimits
     state_modules: tuple[nn.Module, ...] = ()
+    in_float32: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "state_modules", self.state_modules or self.layer_modules)
@@ -203,6 +206,29 @@ def layer_norm(module: nn.Module, name: str) -> NormSpec:
     if not isinstance(module, nn.LayerNorm) or type(module).forward is not nn.LayerNorm.forward:
         raise _unsupported(name, module, "a LayerNorm")
     return NormSpec(_detached(module.weight), _detached(module.bias), module.eps)
+
+
+#: How far an RMSNorm may be from its formula, relative to its largest value: most compute in float32.
+RMS_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-5}
+
+
+def rms_norm(module: nn.Module, name: str) -> NormSpec:
+    """The parameters of an RMSNorm, ``x / sqrt(mean_d(x^2) + eps) * weight``; each project has a class of its own.
+
+    Raises:
+        UnsupportedModelError: if it computes anything else.
+    """
+    weight = getattr(module, "weight", None)
+    eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
+    if not isinstance(weight, Tensor) or not isinstance(eps, float) or getattr(module, "bias", None) is not None:
+        raise _unsupported(name, module, "an RMSNorm")
+    generator = torch.Generator("cpu").manual_seed(0)
+    x = torch.randn(2, 1, len(weight), generator=generator, device="cpu").to(weight)
+    expected = x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight
+    gap = (module(x) - expected).abs().max() / expected.abs().max().clamp_min(1e-30)
+    if not gap <= RMS_TOLERANCE.get(weight.dtype, 2e-2):
+        raise _unsupported(name, module, f"an RMSNorm (it differs from one by {gap:.1e} of its size)")
+    return NormSpec(_detached(weight), None, eps, centre=False)
 
 
 def affine(module: nn.Module, name: str, features: int) -> Affine:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..spec import ModelSpec
-from . import albert, bert, deberta, distilbert, modernbert, mpnet
+from . import albert, bert, deberta, distilbert, modernbert, mpnet, prenorm, rotary
 
 #: What describes a model, by the name of its class in transformers.
 FAMILIES: dict[str, Callable[[Any], ModelSpec]] = {
@@ -20,4 +20,6 @@ FAMILIES: dict[str, Callable[[Any], ModelSpec]] = {
     **distilbert.FAMILIES,
     **modernbert.FAMILIES,
     **mpnet.FAMILIES,
+    **prenorm.FAMILIES,
+    **rotary.FAMILIES,
 }

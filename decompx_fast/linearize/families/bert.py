@@ -73,4 +73,5 @@ FAMILIES = {
     "Data2VecTextForSequenceClassification": partial(_model, encoder="data2vec_text", head=dense_and_out_proj),
     "ElectraForSequenceClassification": partial(_model, encoder="electra", head=dense_and_out_proj),
     "ErnieForSequenceClassification": partial(_model, encoder="ernie", head=pooler_and_classifier),
+    "RemBertForSequenceClassification": partial(_model, encoder="rembert", head=pooler_and_classifier),
 }

@@ -30,19 +30,13 @@ def modernbert(model: Module) -> ModelSpec:
     """``ModernBertForSequenceClassification``: dense, activation, norm, classifier, on the first token or the mean."""
     config = model.config
     parts = Parts(model, "", config.hidden_size)
-    layers = [parts.below(f"model.layers.{n}") for n in range(len(model.model.layers))]
-    specs = [modernbert_layer(layer) for layer in layers]
-    *before, (attention, network) = specs
-    last = (attention, SublayerSpec(network.ops, pre_norm=network.pre_norm, post_norm=parts.norm("model.final_norm")))
-    modules = tuple(layer.module for layer in layers)
-    head = (parts.step("head.dense", parts.activation("head.act"), "head.norm"), parts.step("classifier"))
-    return ModelSpec(
-        modules,
-        (*before, last),
-        head,
-        read="mean" if config.classifier_pooling == "mean" else 0,
+    return model_spec(
+        [parts.below(f"model.layers.{n}") for n in range(len(model.model.layers))],
+        modernbert_layer,
+        head=(parts.step("head.dense", parts.activation("head.act"), "head.norm"), parts.step("classifier")),
         limits=embedding_limits(model.model.embeddings.tok_embeddings, most=config.max_position_embeddings),
-        state_modules=(*modules[:-1], parts["model.final_norm"]),
+        read="mean" if config.classifier_pooling == "mean" else 0,
+        final_norm=(model.model.final_norm, parts.norm("model.final_norm")),
     )
 
 

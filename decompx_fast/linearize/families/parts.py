@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
@@ -22,6 +23,7 @@ from ..spec import (
     NormSpec,
     affine,
     layer_norm,
+    rms_norm,
 )
 
 #: A module of transformers: what parts it has is known only when it runs.
@@ -42,6 +44,8 @@ ACTIVATION_CLASSES = {
     "Tanh": "tanh",
 }
 
+KNOWN_ACTIVATIONS = frozenset(ACTIVATION_CLASSES.values())
+
 
 def activation_name(function: object, name: str) -> str:
     """The name of an activation module or function.
@@ -54,7 +58,7 @@ def activation_name(function: object, name: str) -> str:
         return "gelu_tanh" if function.approximate == "tanh" else "gelu"
     known = ACTIVATION_CLASSES.get(kind, kind if kind in ("gelu", "relu", "silu", "tanh") else None)
     if known is None:
-        supported = ", ".join(sorted(set(ACTIVATION_CLASSES.values())))
+        supported = ", ".join(sorted(KNOWN_ACTIVATIONS))
         raise UnsupportedModelError(
             f"{name} uses the activation {kind}, which cannot be linearised yet: supported are {supported}"
         )
@@ -94,6 +98,10 @@ class Parts:
         """A LayerNorm."""
         return layer_norm(self[path], self._path(path))
 
+    def rms_norm(self, path: str) -> NormSpec:
+        """An RMSNorm."""
+        return rms_norm(self[path], self._path(path))
+
     def activation(self, path: str) -> str:
         """An activation by its name."""
         return activation_name(self[path], self._path(path))
@@ -121,10 +129,12 @@ class Parts:
         query, key, value = (maps.part(number, 3) for number in range(3))
         return AttentionSpec(query, key, value, self.affine(out, inner), heads=heads, **options)
 
-    def network(self, into: str, out: str, activation: str) -> FeedForwardSpec:
-        """A plain feed-forward network."""
+    def network(self, into: str, out: str, activation: str, gate: str | None = None) -> FeedForwardSpec:
+        """A feed-forward network, plain or gated; ``activation`` is a path, or a name where there is no module."""
         first = self.affine(into)
-        return FeedForwardSpec(first, self.affine(out, first.weight.shape[1]), self.activation(activation))
+        name = activation if activation in KNOWN_ACTIVATIONS else self.activation(activation)
+        gated = None if gate is None else self.affine(gate)
+        return FeedForwardSpec(first, self.affine(out, first.weight.shape[1]), name, gated)
 
     def step(
         self, map_: str, activation: str | None = None, norm: str | None = None, *, features: int | None = None
@@ -143,11 +153,23 @@ def model_spec(
     limits: InputLimits,
     *,
     read: int | Literal["mean"] = 0,
-    state_modules: tuple[nn.Module, ...] = (),
+    final_norm: tuple[nn.Module, NormSpec] | None = None,
+    in_float32: bool = False,
 ) -> ModelSpec:
-    """A model whose layers are all described by one function."""
-    modules = tuple(layer.module for layer in layers)
-    return ModelSpec(modules, tuple(map(describe_layer, layers)), head, read, limits, state_modules)
+    """A model whose layers are all described by one function.
+
+    Args:
+        layers, head, limits, read, in_float32: as :class:`..spec.ModelSpec` has them.
+        describe_layer: reads one.
+        final_norm: what comes after the last of them, as a module and as it was read.
+    """
+    modules, specs = tuple(layer.module for layer in layers), [describe_layer(layer) for layer in layers]
+    states = modules
+    if final_norm is not None and specs:
+        *before, last = specs[-1]
+        specs[-1] = (*before, replace(last, post_norm=final_norm[1]))
+        states = (*modules[:-1], final_norm[0])
+    return ModelSpec(modules, tuple(specs), head, read, limits, states, in_float32)
 
 
 def embedding_limits(
@@ -190,6 +212,15 @@ def rotary_positions_in_float32(query: Tensor, key: Tensor, context: Context) ->
     """The same for models that round queries and keys to float32 first, whatever they compute in."""
     cos, sin = (part.unsqueeze(1) for part in context["position_embeddings"])
     query, key = ((x.float() * cos + _rotated(x.float()) * sin).to(x.dtype) for x in (query, key))
+    return query, key, None
+
+
+def interleaved_rotary_positions(query: Tensor, key: Tensor, context: Context) -> tuple[Tensor, Tensor, None]:
+    """Rotary positions as RoFormer has them: pairs of neighbours are rotated, by ``sinusoidal_pos`` ``[.., i, v]``."""
+    sin, cos = (
+        part.repeat_interleave(2, dim=-1).to(query.dtype) for part in context["sinusoidal_pos"].chunk(2, dim=-1)
+    )
+    query, key = (x * cos + torch.stack((-x[..., 1::2], x[..., ::2]), dim=-1).flatten(-2) * sin for x in (query, key))
     return query, key, None
 
 
