@@ -166,9 +166,7 @@ def _pull_heads(pattern: AttentionPattern, g: Tensor, rows: slice, most_bytes: i
     return out.view(b, kv_heads, n, width)
 
 
-def pull_head_step(
-    step: HeadStep, place: str, g: Tensor, config: DecompXConfig, ledger: BiasLedger
-) -> Tensor:
+def pull_head_step(step: HeadStep, place: str, g: Tensor, config: DecompXConfig, ledger: BiasLedger) -> Tensor:
     """Back through one step ``norm(act(x W + b))`` of a head; ``[b, m, 1, c]`` to ``[b, m, 1, d]``."""
     rows = slice(0, 1)
     if step.norm is not None:

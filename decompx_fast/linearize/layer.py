@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..activations import get_activation
+from ..errors import UnsupportedModelError
 
 #: How large a block of attention weights may be. Larger blocks leave the cache of a CPU and gain nothing on a GPU.
 WORKSPACE_BYTES = 64 << 20
@@ -389,6 +390,20 @@ class Head:
 
     positions: tuple[int, ...]
     steps: tuple[HeadStep, ...]
+
+    @property
+    def position(self) -> int:
+        """The one position that it reads.
+
+        Raises:
+            UnsupportedModelError: if it reads several.
+        """
+        if len(self.positions) > 1:
+            raise UnsupportedModelError(
+                f"the head of this model reads the mean of {len(self.positions)} positions, where one is needed: what "
+                "was asked for is told of a single position's attention, so use another method for this model"
+            )
+        return self.positions[0]
 
     def read(self, x: Tensor) -> Tensor:
         """What it reads of the states ``x`` ``[b, i, ...]``: ``[b, ...]``."""

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import InputError, NumericalError, UnsupportedModelError, shown
-from .families import FAMILIES
 from .evaluate import linearize_head, linearize_layer, restore_layer
+from .families import FAMILIES
 from .layer import Head, LinearizedLayer
 from .record import Record
 from .spec import Context, InputLimits, ModelSpec

@@ -80,8 +80,8 @@ Context = Mapping[str, Any]
 #: What a layer is called with that needs nothing but the state.
 NO_CONTEXT: Context = {}
 
-#: From queries ``[b, h, i, v]``, keys ``[b, g, j, v]`` and what the layer was called with, to queries, keys and additive
-#: logits (broadcastable to ``[b, h, i, j]``) or ``None``.
+#: From queries ``[b, h, i, v]``, keys ``[b, g, j, v]`` and what the layer was called with to queries, keys and what is
+#: added to the logits, broadcastable to ``[b, h, i, j]``, or ``None``.
 Positions = Callable[[Tensor, Tensor, Context], tuple[Tensor, Tensor, Tensor | None]]
 
 

@@ -9,7 +9,7 @@ from .parts import Module, Parts, embedding_limits, model_spec
 def albert_layer(layer: Parts) -> LayerSpec:
     """Attention, add and norm, feed-forward, add and norm."""
     names = (f"attention.{name}" for name in ("query", "key", "value", "dense"))
-    attend = layer.attention(*names, heads=layer["attention.num_attention_heads"])
+    attend = layer.attention(names, heads=layer["attention.num_attention_heads"])
     feed = layer.network("ffn", "ffn_output", "activation")
     return (
         SublayerSpec((attend,), post_norm=layer.norm("attention.LayerNorm")),

@@ -12,6 +12,9 @@ from ...errors import UnsupportedModelError
 from ..spec import AttentionSpec, FeedForwardSpec, HeadStepSpec, LayerSpec, ModelSpec, SublayerSpec
 from .parts import Module, Parts, embedding_limits, model_spec
 
+#: The maps of an attention, where the modules are named as BERT's.
+ATTENTION = tuple(f"attention.{name}" for name in ("self.query", "self.key", "self.value", "output.dense"))
+
 
 def bert_ops(layer: Parts) -> tuple[AttentionSpec, FeedForwardSpec]:
     """The attention and the network that all of BERT's cousins have, wherever they put their norms."""
@@ -22,8 +25,7 @@ def bert_ops(layer: Parts) -> tuple[AttentionSpec, FeedForwardSpec]:
             "here"
         )
     attend = layer.attention(
-        *(f"attention.self.{name}" for name in ("query", "key", "value")),
-        "attention.output.dense",
+        ATTENTION,
         heads=layer["attention.self.num_attention_heads"],
         size=layer["attention.self.attention_head_size"],
         causal=bool(getattr(layer.module, "is_decoder", False)),

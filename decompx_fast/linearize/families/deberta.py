@@ -54,8 +54,7 @@ def deberta_layer(layer: Parts) -> LayerSpec:
     root = torch.tensor(float(size * (1 + ("c2p" in kinds) + ("p2c" in kinds))), dtype=torch.float32).sqrt()
     scale = 1 / root.item()
     attend = layer.attention(
-        *(f"attention.self.{name}_proj" for name in ("query", "key", "value")),
-        "attention.output.dense",
+        [*(f"attention.self.{name}_proj" for name in ("query", "key", "value")), "attention.output.dense"],
         heads=heads,
         size=size,
         scale=scale,

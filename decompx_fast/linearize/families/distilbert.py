@@ -9,7 +9,7 @@ from .parts import Module, Parts, embedding_limits, model_spec
 def distilbert_layer(layer: Parts) -> LayerSpec:
     """Attention, add and norm, feed-forward, add and norm."""
     names = ("attention.q_lin", "attention.k_lin", "attention.v_lin", "attention.out_lin")
-    attend = layer.attention(*names, heads=layer["attention.n_heads"])
+    attend = layer.attention(names, heads=layer["attention.n_heads"])
     feed = layer.network("ffn.lin1", "ffn.lin2", "ffn.activation")
     return (
         SublayerSpec((attend,), post_norm=layer.norm("sa_layer_norm")),
@@ -23,7 +23,10 @@ def distilbert(model: Module) -> ModelSpec:
     count = len(model.distilbert.transformer.layer)
     layers = [parts.below(f"distilbert.transformer.layer.{n}") for n in range(count)]
     head = (parts.step("pre_classifier", "relu"), parts.step("classifier"))
-    words, positions = parts["distilbert.embeddings.word_embeddings"], parts["distilbert.embeddings.position_embeddings"]
+    words, positions = (
+        parts["distilbert.embeddings.word_embeddings"],
+        parts["distilbert.embeddings.position_embeddings"],
+    )
     return model_spec(layers, distilbert_layer, head, embedding_limits(words, positions))
 
 

@@ -8,9 +8,8 @@ from .parts import Module, Parts, embedding_limits, model_spec, rotary_positions
 
 def modernbert_layer(layer: Parts) -> LayerSpec:
     """Norm, attention, add; norm, gated network, add. The first attention has no norm of its own before it."""
-    attend = layer.fused_attention(
-        "attn.Wqkv",
-        "attn.Wo",
+    attend = layer.attention(
+        ["attn.Wqkv", "attn.Wo"],
         heads=layer.module.config.num_attention_heads,
         window=layer["attn.sliding_window"],
         positions=rotary_positions_in_float32,

@@ -9,7 +9,7 @@ from .parts import Module, Parts, added_positions, embedding_limits, model_spec
 def mpnet_layer(layer: Parts) -> LayerSpec:
     """Attention, add and norm, feed-forward, add and norm."""
     attend = layer.attention(
-        *(f"attention.attn.{name}" for name in "qkvo"),
+        [f"attention.attn.{name}" for name in "qkvo"],
         heads=layer["attention.attn.num_attention_heads"],
         positions=added_positions("position_bias"),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
@@ -21,6 +21,7 @@ from ..spec import (
     LayerSpec,
     ModelSpec,
     NormSpec,
+    Positions,
     affine,
     layer_norm,
     rms_norm,
@@ -107,27 +108,35 @@ class Parts:
         return activation_name(self[path], self._path(path))
 
     def attention(
-        self, query: str, key: str, value: str, out: str, *, heads: int, size: int | None = None, **options: Any
+        self,
+        paths: Iterable[str],
+        *,
+        heads: int,
+        size: int | None = None,
+        kv_heads: int | None = None,
+        scale: float | None = None,
+        causal: bool = False,
+        window: int | None = None,
+        positions: Positions | None = None,
     ) -> AttentionSpec:
-        """Self-attention of four maps; ``options`` are those of :class:`..spec.AttentionSpec`.
+        """Self-attention.
 
         Args:
-            query, key, value, out: their paths.
+            paths: of the maps of queries, keys, values and the output; or of one that holds the first three, one after
+                the other, and the output.
             heads: their number.
             size: of a head; ``None``: what the heads divide ``d`` into.
+            kv_heads: ``None``: as many as heads.
+            scale: ``None``: one over the root of the size.
+            causal, window, positions: as for :class:`..spec.AttentionSpec`.
         """
-        inner = heads * (size or self.width // heads)
-        maps = [self.affine(path) for path in (query, key, value)]
-        options = {"kv_heads": heads, "scale": (inner // heads) ** -0.5} | options
-        return AttentionSpec(*maps, self.affine(out, inner), heads=heads, **options)
-
-    def fused_attention(self, packed: str, out: str, *, heads: int, **options: Any) -> AttentionSpec:
-        """The same with queries, keys and values stored as one map, one after the other."""
-        maps = self.affine(packed)
-        inner = maps.weight.shape[1] // 3
-        options = {"kv_heads": heads, "scale": (inner // heads) ** -0.5} | options
-        query, key, value = (maps.part(number, 3) for number in range(3))
-        return AttentionSpec(query, key, value, self.affine(out, inner), heads=heads, **options)
+        *into, out = paths
+        size = size or self.width // heads
+        maps = [self.affine(path) for path in into]
+        query, key, value = (maps[0].part(number, 3) for number in range(3)) if len(maps) == 1 else maps
+        scale = size**-0.5 if scale is None else scale
+        inner = self.affine(out, heads * size)
+        return AttentionSpec(query, key, value, inner, heads, kv_heads or heads, scale, causal, window, positions)
 
     def network(self, into: str, out: str, activation: str, gate: str | None = None) -> FeedForwardSpec:
         """A feed-forward network, plain or gated; ``activation`` is a path, or a name where there is no module."""

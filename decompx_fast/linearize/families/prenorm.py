@@ -1,4 +1,4 @@
-"""BERT's cousins with their norms before the branches, and one more at the end: RoBERTa-PreLayerNorm, MegatronBERT, ESM."""
+"""BERT's cousins with their norms before the branches, and one at the end: RoBERTa-PreLayerNorm, MegatronBERT, ESM."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from torch import Tensor
 
 from ...errors import UnsupportedModelError
 from ..spec import Context, LayerSpec, ModelSpec, SublayerSpec
-from .bert import bert_ops, dense_and_out_proj, pooler_and_classifier
+from .bert import ATTENTION, bert_ops, dense_and_out_proj, pooler_and_classifier
 from .parts import Module, Parts, embedding_limits, model_spec, rotary_positions_in_float32
 
 
@@ -45,8 +45,7 @@ def esm_layer(layer: Parts) -> LayerSpec:
     if kind not in ("rotary", "absolute"):
         raise UnsupportedModelError(f"{layer.name} uses position_embedding_type={kind!r}: only 'rotary' and 'absolute'")
     attend = layer.attention(
-        *(f"attention.self.{name}" for name in ("query", "key", "value")),
-        "attention.output.dense",
+        ATTENTION,
         heads=layer["attention.self.num_attention_heads"],
         scale=1.0,
         positions=rotated if kind == "rotary" else scaled,

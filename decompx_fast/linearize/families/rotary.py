@@ -1,10 +1,10 @@
-"""Encoders with rotary positions: RoFormer, NomicBERT, GTE, Jina v3 (post-norm) and EuroBERT (Llama's layers, both ways)."""
+"""Encoders with rotary positions: RoFormer, NomicBERT, GTE, Jina v3 (post-norm) and EuroBERT (Llama's layers)."""
 
 from __future__ import annotations
 
 from ...errors import UnsupportedModelError
 from ..spec import AttentionSpec, LayerSpec, ModelSpec, SublayerSpec
-from .bert import dense_and_out_proj, pooler_and_classifier
+from .bert import ATTENTION, dense_and_out_proj, pooler_and_classifier
 from .parts import (
     Module,
     Parts,
@@ -20,8 +20,7 @@ def roformer_layer(layer: Parts) -> LayerSpec:
     if layer["attention.self.rotary_value"]:
         raise UnsupportedModelError(f"{layer.name} rotates its values too (rotary_value): this cannot be explained yet")
     attend = layer.attention(
-        *(f"attention.self.{name}" for name in ("query", "key", "value")),
-        "attention.output.dense",
+        ATTENTION,
         heads=layer["attention.self.num_attention_heads"],
         causal=layer["is_decoder"],
         positions=interleaved_rotary_positions,
@@ -38,7 +37,7 @@ def _attention(layer: Parts) -> AttentionSpec:
     heads = config.num_attention_heads
     kv_heads = getattr(config, "num_key_value_heads", heads)
     names = (f"self_attn.{name}_proj" for name in "qkvo")
-    return layer.attention(*names, heads=heads, size=size, kv_heads=kv_heads, positions=rotary_positions)
+    return layer.attention(names, heads=heads, size=size, kv_heads=kv_heads, positions=rotary_positions)
 
 
 def nomic_layer(layer: Parts) -> LayerSpec:
