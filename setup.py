@@ -27,6 +27,7 @@ PACKAGES = [
     "decompx_fast.evaluation.methods",
     "decompx_fast.kernels",
     "decompx_fast.linearize",
+    "decompx_fast.linearize.families",
     "decompx_fast.ops",
 ]
 

@@ -28,7 +28,7 @@ def released_pattern(linearization: Linearization) -> Tensor:
         for layer in linearization.layers():
             x = _layer(x, layer)
         head = linearization.head(layer.output)
-        x = x[:, head.position]
+        x = head.read(x)
         for step in head.steps:
             x = _share(x @ step.weight, step.bias)
             if step.activation is not None:

@@ -47,7 +47,7 @@ def frozen_logits(model: RandomModel, x: Tensor, config: DecompXConfig) -> Tenso
             branch = torch.stack([frozen_op(op, u, config) for op in sublayer.ops]).sum(0)
             x = frozen_norm(sublayer.post_norm, x + frozen_norm(sublayer.out_norm, branch))
     head = model.head(layer.output)
-    y = x[:, head.position]
+    y = head.read(x)
     for step in head.steps:
         y = y @ step.weight + step.bias
         if step.activation is not None:

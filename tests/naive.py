@@ -137,6 +137,8 @@ class Naive:
         p, size = op.pattern, op.w_value.shape[1] // op.kv_heads
         query, key = array(p.query, row=True), array(p.key, row=True)
         w_value, w_out = array(op.w_value), array(op.w_out)
+        shape = (op.heads, len(x), len(x))
+        added = np.zeros(shape) if p.bias is None else np.broadcast_to(array(p.bias, row=True), shape)
         rides = self.config.variant == "released" and first and op.b_value is not None
         z, through = np.zeros_like(x), np.zeros(x.shape[-1])
         for h in range(op.heads):
@@ -152,7 +154,7 @@ class Naive:
             for i in range(len(x)):
                 seen = [j for j in range(len(x)) if not (p.causal and j > i)]
                 seen = [j for j in seen if p.window is None or abs(i - j) < p.window]
-                weights = np.exp([p.scale * query[h, i] @ key[g, j] for j in seen])
+                weights = np.exp([p.scale * query[h, i] @ key[g, j] + added[h, i, j] for j in seen])
                 for weight, j in zip(weights / weights.sum(), seen, strict=True):
                     z[i] = z[i] + weight * values[j] @ w_out[head]
         return z, through + (0 if op.b_out is None else array(op.b_out))
@@ -178,14 +180,19 @@ class Naive:
 
     def head(self, x: Array, head: Head) -> Array:
         """Scores ``[k, c]``."""
-        u = x[head.position]
+        u = sum(x[position] for position in head.positions) / len(head.positions)
         for step in head.steps:
-            u = add_bias(u @ array(step.weight), array(step.bias), self.config.bias)
+            if step.weight is not None:
+                u = add_bias(u @ array(step.weight), array(step.bias), self.config.bias)
             if step.activation is not None:
                 kind = self.config.tanh if step.activation == "tanh" else self.config.activation
                 zeta = array(step.preactivation, row=True)
                 slope, intercept = slope_and_intercept(step.activation, zeta, kind)
                 u = add_bias(u * slope, intercept if kind == "linear" else None, self.config.bias)
+            if step.norm is not None:
+                centred = u - u.mean(-1, keepdims=True) if step.norm.centre else u
+                gain = 1 if step.norm.weight is None else array(step.norm.weight)
+                u = add_bias(centred / array(step.norm.std, row=True) * gain, array(step.norm.bias), self.config.bias)
         return u
 
 

@@ -27,13 +27,14 @@ class RandomModel:
 
     specs: tuple[LayerSpec, ...]
     steps: tuple[HeadStepSpec, ...]
-    position: int
+    position: int | str
     embedding: Tensor
     rebuilt: list[int] = field(default_factory=list)
     restored: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.num_layers = len(self.specs)
+        self.reads_all = self.position == "mean"
         *_, last = self.layers()
         self.logits = self.head(last.output).logits
 

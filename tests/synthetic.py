@@ -72,6 +72,7 @@ class SpecLinearization:
         self._layers, self._head, self._position = layers, head, position
         self.embedding = embedding
         self.num_layers = len(layers)
+        self.reads_all = position == "mean"
         x = embedding
         for index in range(self.num_layers):
             x = self.layer(index, x).output

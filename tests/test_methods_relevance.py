@@ -301,7 +301,7 @@ def test_models_get_the_relevance_of_the_equations(family):
     for row, found in zip(ids, scores_of(model, *ids, target=2), strict=True):
         spec = specification(model)
         embedding = linearize(model, {"input_ids": torch.tensor([row])}).embedding[0]
-        expected, absorbed, logit = relevance_by_hand(spec.layers, spec.head, spec.head_position, embedding, 2)
+        expected, absorbed, logit = relevance_by_hand(spec.layers, spec.head, spec.read, embedding, 2)
         with torch.no_grad():
             assert logit == pytest.approx(model(input_ids=torch.tensor([row])).logits[0, 2].item(), rel=1e-9)
         assert found.dtype == torch.float64 and found.shape == (len(row),)
@@ -316,7 +316,7 @@ def test_the_demo_model_gets_the_relevance_of_the_equations():
     text = Reader(tokenizer, 512).read_one("A gripping film, and a moving one.", "the text")
     (found,) = get_method("attn-lrp").score(Problem(model, tokenizer, [text], [1]))
     embedding = linearize(model, {name: value[None] for name, value in text.inputs.items()}).embedding[0]
-    expected, absorbed, logit = relevance_by_hand(spec.layers, spec.head, spec.head_position, embedding, 1)
+    expected, absorbed, logit = relevance_by_hand(spec.layers, spec.head, spec.read, embedding, 1)
     size = expected.abs().max().item()
     assert torch.allclose(found, expected, rtol=0, atol=DIVIDED * size)
     assert found.sum().item() + absorbed == pytest.approx(logit, abs=DIVIDED * (abs(absorbed) + size))

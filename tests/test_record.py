@@ -163,10 +163,10 @@ class AnyClassifier(nn.Module):
     def linearize(self) -> HuggingFaceLinearization:
         layers = tuple(layer.spec for layer in self.layers)
         listener = record.Record(layers, None)
-        with torch.no_grad():
-            run = run_model(self, tuple(self.layers), {"embedding": self.random.embedding}, listener)
         limits = InputLimits(None, {})
         spec = ModelSpec(tuple(self.layers), layers, self.random.steps, self.random.position, limits)
+        with torch.no_grad():
+            run = run_model(self, spec, {"embedding": self.random.embedding}, listener)
         return HuggingFaceLinearization(spec, run, self.random.embedding.dtype, listener)
 
 

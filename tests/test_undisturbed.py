@@ -142,7 +142,7 @@ def test_errors_leave_nothing_behind(monkeypatch, engine, error):
     before = snapshot(model)
     explainer = DecompX(model, engine=engine, **ENGINES[engine])
     for place in (
-        "decompx_fast.linearize.bert.activation_name",
+        "decompx_fast.linearize.families.parts.activation_name",
         "decompx_fast.linearize.registry.HuggingFaceLinearization._check",
         "decompx_fast.linearize.registry.linearize_head",
         f"decompx_fast.engines.{engine}.attribute",

@@ -310,17 +310,23 @@ class _Ledger:
 
 
 def _pull_head(tape: _Tape, directions: Tensor, config: DecompXConfig, ledger: _Ledger) -> tuple[Tensor, slice]:
-    """From directions ``[m, c]`` to ``dy/d(last state)`` ``[b, m, 1, d]``, and the one position of it."""
+    """From directions ``[m, c]`` to ``dy/d(last state)`` ``[b, m, i, d]``, and the positions ``i`` of it."""
     b, _, n = ledger.scores.shape
-    position = tape.head.position % n
-    rows = slice(position, position + 1)
-    ledger.layer, ledger.reach = -1, tape.reach_of_head
-    if ledger.reach is not None:
-        ledger.beyond = torch.arange(n, device=directions.device) > ledger.reach.last[position]
+    positions = list(tape.head.positions)
+    ledger.layer, ledger.reach = -1, None
+    if tape.reach_of_head is not None:  # what is read is one row, which any of these positions reaches
+        reach = tape.reach_of_head
+        ledger.reach = Reach(reach.first[positions].amin(0, keepdim=True), reach.last[positions].amax(0, keepdim=True))
+        ledger.beyond = torch.arange(n, device=directions.device) > ledger.reach.last
     g = directions[None, :, None, :].expand(b, -1, -1, -1)
     for number, step in reversed(list(enumerate(tape.head.steps))):
-        g = pull_head_step(step, f"head.{number}", g, rows, config, ledger)
-    return g, rows
+        g = pull_head_step(step, f"head.{number}", g, config, ledger)
+    rows = slice(min(positions), max(positions) + 1)
+    if len(positions) == 1:
+        return g, rows
+    spread = g.new_zeros(b, g.shape[1], rows.stop - rows.start, g.shape[3])
+    spread[:, :, [position - rows.start for position in positions]] = g / len(positions)
+    return spread, rows
 
 
 def _pull_layer(

@@ -85,7 +85,7 @@ class Costs:
     @property
     def keeps_rows(self) -> bool:
         """Whether the last layer is wanted whole."""
-        return not {"encoder", "aggregated"}.isdisjoint(self.config.stages)
+        return self.shape.reads_all or not {"encoder", "aggregated"}.isdisjoint(self.config.stages)
 
     @property
     def starts_diagonal(self) -> bool:

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..activations import get_activation, linear_piece
 from ..config import DecompXConfig
 from ..errors import InputError, OptionError
 from ..linearize.layer import Linearization, LinearizedLayer, Norm, Sublayer
@@ -23,6 +22,7 @@ from .attribution import Attribution
 from .bias import add_bias
 from .blocks import Workspace, blocks, wide
 from .direct_path import at_rows, finish_sublayer_
+from .head import head_step
 from .operator_path import finish_by_operator_
 from .plan import Plan, plan
 from .segments import attention_of, keeps_branch, segments
@@ -211,11 +211,11 @@ class _Run:
             first = layer.index == 0 and number == 0
             ride = layer.index == 0 and self.config.variant == "released"
             if last and number == len(parts) - 1 and not self.keeps_rows and self._rows_are_cheaper(part):
-                self._segment_at_rows(part, (self.head.position, *self.positions), first=first, ride=ride)
+                self._segment_at_rows(part, (*self.head.positions, *self.positions), first=first, ride=ride)
             else:
                 self._segment(part, first=first, ride=ride, by_operator=by_operator)
         if last and self.positions:
-            rows = slice(1, None) if self.held is not None else list(self.positions)
+            rows = slice(len(self.head.positions), None) if self.held is not None else list(self.positions)
             self.stages["rows"] = self._as_stage(self.x[:, rows])
         self._keep("encoder", layer.index, self.x)
         self._keep("aggregated", layer.index, self.x)
@@ -245,11 +245,12 @@ class _Run:
 
     def _rows_are_cheaper(self, part: Sequence[Sublayer]) -> bool:
         """Whether a last segment costs less row by row, mixed before it is projected, than for all positions."""
-        if not part[0].has_attention:
-            return True
         n, d = self.embedding.shape[1:]
+        wanted = len(self.head.positions) + len(self.positions)
+        if wanted == 1 or not part[0].has_attention:
+            return wanted < n or n == 1
         row = 2 * attention_of(part[0]).heads * n * d + 4 * d**2
-        return (1 + len(self.positions)) * row <= n * (4 * d**2 + 2 * n * d) or not self.positions
+        return wanted * row <= n * (4 * d**2 + 2 * n * d)
 
     def _segment_at_rows(self, part: Sequence[Sublayer], positions: Sequence[int], *, first: bool, ride: bool) -> None:
         """The same for some positions, which are all that remains of the state."""
@@ -398,8 +399,7 @@ class _Run:
 
     def finish(self) -> Attribution:
         """The scores at the position that the head reads, in float32 at least."""
-        position = self.head.position
-        row = self.x[:, position if self.held is None else 0].to(wide(self.dtype))  # [b, k, d]
+        row = self._read().to(wide(self.dtype))  # [b, k, d]
         if not self.config.head:
             true = self.output if self.held is None else self.output[:, list(self.held)]
             gap = (self.x.sum(2, dtype=row.dtype) - true).abs().amax((1, 2)).double()
@@ -413,15 +413,18 @@ class _Run:
         gap = (total - self.linearization.logits).abs().amax(-1).double()
         return Attribution(scores, bias_token, gap, self.stages)
 
+    def _read(self) -> Tensor:
+        """What the head reads, ``[b, k, d]``."""
+        if self.held is not None:
+            return self.x[:, : len(self.head.positions)].mean(1, dtype=wide(self.dtype))
+        if len(self.head.positions) == 1:
+            return self.x[:, self.head.positions[0]]
+        return self.x[:, list(self.head.positions)].mean(1, dtype=wide(self.dtype))
+
     def _through_head(self, x: Tensor) -> Tensor:
         """``[b, k, d]`` to ``[b, k, c]``."""
-        rule = self.config.bias
         for number, step in enumerate(self.head.steps):
-            x = add_bias(x @ step.weight.to(x.dtype), step.bias, rule)
-            if step.activation is not None:
-                approximation = self.config.tanh if step.activation == "tanh" else self.config.activation
-                slope, intercept = linear_piece(get_activation(step.activation), step.preactivation, approximation)
-                x = add_bias(x * slope.unsqueeze(1).to(x.dtype), intercept, rule)
+            x = head_step(step, x, self.config)
             if number == 0:
                 self._keep("pooler", self.linearization.num_layers - 1, x)
         return x

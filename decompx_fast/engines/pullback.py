@@ -25,6 +25,7 @@ from ..activations import get_activation, linear_piece
 from ..config import DecompXConfig
 from ..linearize.layer import WORKSPACE_BYTES, Attention, AttentionPattern, FeedForward, HeadStep, Norm
 from .blocks import blocks
+from .head import head_piece
 
 #: How large a block of FFN hidden, and of attention weights, may be on a CPU, so that it stays in the cache with what
 #: is made of it: measured from 1 to 64 MiB at 2,048 positions. Blocks of 64 MiB, which malloc gets anew from the system
@@ -165,14 +166,15 @@ def _pull_heads(pattern: AttentionPattern, g: Tensor, rows: slice, most_bytes: i
     return out.view(b, kv_heads, n, width)
 
 
-def pull_head_step(
-    step: HeadStep, place: str, g: Tensor, rows: slice, config: DecompXConfig, ledger: BiasLedger
-) -> Tensor:
-    """Back through one map of a head and its activation; ``[b, m, 1, c]`` to ``[b, m, 1, d]``."""
+def pull_head_step(step: HeadStep, place: str, g: Tensor, config: DecompXConfig, ledger: BiasLedger) -> Tensor:
+    """Back through one step ``norm(act(x W + b))`` of a head; ``[b, m, 1, c]`` to ``[b, m, 1, d]``."""
+    rows = slice(0, 1)
+    if step.norm is not None:
+        ledger.add(f"{place}.norm", g, step.norm.bias, rows)
+        g = pull_norm(step.norm, g, rows)
     if step.activation is not None:
-        approximation = config.tanh if step.activation == "tanh" else config.activation
-        slope, intercept = linear_piece(get_activation(step.activation), step.preactivation, approximation)
+        slope, intercept = head_piece(step, config)
         ledger.add(f"{place}.intercept", g, None if intercept is None else intercept[:, None], rows)
         g = g * slope[:, None, None]
     ledger.add(place, g, step.bias, rows)
-    return g @ step.weight.T
+    return g if step.weight is None else g @ step.weight.T

@@ -14,6 +14,7 @@ from ..config import DecompXConfig
 from ..linearize.layer import Attention, FeedForward, Head, Linearization, LinearizedLayer, Norm, Sublayer
 from .attribution import Attribution
 from .bias import add_bias
+from .head import head_step
 
 #: Numbers of the FFN hidden that may exist at once; positions are taken in blocks, since they do not mix there.
 FFN_BLOCK = 2**27
@@ -68,7 +69,7 @@ def attribute(
     if config.head:
         return _attribute_head(x, head, linearization, config, trace)
     matrix = x.norm(dim=-1) if rollout is None else rollout
-    return Attribution(matrix[:, head.position, :, None], None, gap, trace.stages)
+    return Attribution(head.read(matrix).unsqueeze(-1), None, gap, trace.stages)
 
 
 class _Trace:
@@ -240,14 +241,10 @@ def _apply_line(a: Tensor, slope: Tensor, intercept: Tensor | None, rule: str) -
 def _attribute_head(
     x: Tensor, head: Head, linearization: Linearization, config: DecompXConfig, trace: _Trace
 ) -> Attribution:
-    """The pooled position's vectors through the head, in float32 at least: ``[b, k, d]`` to scores ``[b, k, c]``."""
-    rows = x[:, head.position].to(torch.promote_types(x.dtype, torch.float32))
+    """The vectors that the head reads through its steps, in float32 at least: ``[b, k, d]`` to ``[b, k, c]``."""
+    rows = head.read(x.to(torch.promote_types(x.dtype, torch.float32)))
     for n, step in enumerate(head.steps):
-        rows = add_bias(rows @ step.weight.to(rows.dtype), step.bias, config.bias)
-        if step.activation is not None:
-            approximation = config.tanh if step.activation == "tanh" else config.activation
-            slope, intercept = linear_piece(get_activation(step.activation), step.preactivation, approximation)
-            rows = _apply_line(rows, slope, intercept, config.bias)
+        rows = head_step(step, rows, config)
         if n == 0:
             trace.keep("pooler", linearization.num_layers - 1, rows)
     scores, bias_token = rows, None

@@ -27,6 +27,7 @@ class ModelShape:
         normed_branches: whether a norm follows an attention before the residual.
         starts_with_attention: whether the first operation is an attention.
         foldable: whether all layers have the form of the operator path, rules aside.
+        reads_all: whether the head reads the mean of all positions.
     """
 
     layers: int
@@ -44,12 +45,14 @@ class ModelShape:
     normed_branches: bool = False
     starts_with_attention: bool = True
     foldable: bool = True
+    reads_all: bool = False
 
     @classmethod
     def from_linearization(cls, linearization: Linearization, layer: LinearizedLayer) -> ModelShape:
         """The sizes of a model on some input, from one of its layers."""
         classes = linearization.logits.shape[-1]
-        return _read([layer.sublayers], linearization.num_layers, linearization.embedding.shape[-1], classes)
+        d, reads_all = linearization.embedding.shape[-1], linearization.reads_all
+        return _read([layer.sublayers], linearization.num_layers, d, classes, reads_all)
 
     @classmethod
     def from_spec(cls, spec: Any) -> ModelShape:
@@ -58,8 +61,7 @@ class ModelShape:
         Args:
             spec: a :class:`decompx_fast.linearize.spec.ModelSpec`.
         """
-        d = spec.head[0].map.weight.shape[0]
-        return _read(spec.layers, len(spec.layers), d, spec.head[-1].map.weight.shape[1])
+        return _read(spec.layers, len(spec.layers), spec.width, spec.classes, spec.read == "mean")
 
     def keeps_branch(self, config: DecompXConfig) -> bool:
         """Whether what an attention gives must be kept beside the state, all of it."""
@@ -76,7 +78,7 @@ def form_refusal(sublayers: Sequence[Any]) -> str | None:
     return None
 
 
-def _read(layers: Sequence[Sequence[Any]], n_layers: int, d: int, classes: int) -> ModelShape:
+def _read(layers: Sequence[Sequence[Any]], n_layers: int, d: int, classes: int, reads_all: bool) -> ModelShape:
     sublayers = [sublayer for layer in layers for sublayer in layer]
     ops = [op for sublayer in sublayers for op in sublayer.ops]
     attentions = [op for op in ops if _is_attention(op)]
@@ -99,6 +101,7 @@ def _read(layers: Sequence[Sequence[Any]], n_layers: int, d: int, classes: int) 
         normed_branches=any(s.out_norm is not None for s in attending),
         starts_with_attention=bool(sublayers) and _is_attention(sublayers[0].ops[0]),
         foldable=all(form_refusal(layer) is None for layer in layers),
+        reads_all=reads_all,
     )
 
 

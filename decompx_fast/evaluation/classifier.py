@@ -92,14 +92,14 @@ class Classifier:
         log_probabilities: list[Tensor] = [torch.empty(0)] * len(inputs)
         states: list[Tensor] = [torch.empty(0)] * len(inputs)
         with plain_mode(self.device), undisturbed(unwrap(self.model)) as model:
-            layers = describe(model).layer_modules
+            spec = describe(model)
             for batch in batches_of_equal_length([len(one["input_ids"]) for one in inputs]):
                 fewest = min(FEWEST, BATCH_POSITIONS // len(inputs[batch[0]]["input_ids"]))
                 filled = batch + batch[:1] * (fewest - len(batch))
                 stacked = {
                     name: torch.stack([inputs[n][name] for n in filled]).to(self.device) for name in inputs[batch[0]]
                 }
-                run = run_model(model, layers, stacked)
+                run = run_model(model, spec, stacked)
                 if not torch.isfinite(run.logits).all():
                     raise NumericalError(f"the logits hold NaN or infinity in {run.logits.dtype}: check the model")
                 found = run.logits.double().log_softmax(-1).cpu()  # [b, c]

@@ -5,14 +5,26 @@ The same few functions serve every family.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from ..activations import get_activation
 from .layer import Attention, AttentionPattern, FeedForward, Head, HeadStep, LinearizedLayer, Norm, Sublayer
-from .spec import Affine, AttentionSpec, FeedForwardSpec, HeadStepSpec, LayerSpec, NormSpec, SublayerSpec
+from .spec import (
+    NO_CONTEXT,
+    Affine,
+    AttentionSpec,
+    Context,
+    FeedForwardSpec,
+    HeadStepSpec,
+    LayerSpec,
+    NormSpec,
+    SublayerSpec,
+)
 
 
 class Steps:
@@ -39,24 +51,27 @@ class Steps:
 COMPUTED = Steps()
 
 
-def linearize_layer(spec: LayerSpec, index: int, x: Tensor, steps: Steps = COMPUTED) -> LinearizedLayer:
+def linearize_layer(
+    spec: LayerSpec, index: int, x: Tensor, context: Context = NO_CONTEXT, steps: Steps = COMPUTED
+) -> LinearizedLayer:
     """One layer on the state ``x`` ``[b, i, d]``; its constants are kept in the dtype of ``x``.
 
     Args:
         spec: the layer.
         index: its number.
         x: the true state before it.
+        context: what the model called the layer with besides, for attentions with ``positions``.
         steps: where the results of the steps come from.
     """
     state = x
     sublayers = []
     for part in spec:
-        sublayer, state = _linearize_sublayer(part, state, steps)
+        sublayer, state = _linearize_sublayer(part, state, context, steps)
         sublayers.append(sublayer)
     return LinearizedLayer(index, tuple(sublayers), x, state)
 
 
-def restore_layer(spec: LayerSpec, layer: LinearizedLayer) -> LinearizedLayer:
+def restore_layer(spec: LayerSpec, layer: LinearizedLayer, context: Context = NO_CONTEXT) -> LinearizedLayer:
     """A layer of which :meth:`LinearizedLayer.without_constants` was kept, for less than half of its cost.
 
     With the inputs of its sublayers and the statistics of its norms known, neither the mixing nor what leaves a
@@ -67,24 +82,37 @@ def restore_layer(spec: LayerSpec, layer: LinearizedLayer) -> LinearizedLayer:
         if kept.input is None:
             raise ValueError(f"layer {layer.index} was kept without the inputs of its sublayers: compute it anew")
         _, u = _linearize_norm(part.pre_norm, kept.input, COMPUTED)
-        sublayers.append(replace(kept, ops=tuple(_linearize_op(op, u, COMPUTED) for op in part.ops)))
+        sublayers.append(replace(kept, ops=tuple(_linearize_op(op, u, context, COMPUTED) for op in part.ops)))
     return replace(layer, sublayers=tuple(sublayers))
 
 
-def linearize_head(steps: tuple[HeadStepSpec, ...], position: int, x: Tensor) -> Head:
+def linearize_head(steps: Sequence[HeadStepSpec], read: int | Literal["mean"], x: Tensor) -> Head:
     """The head on the last layer's output ``x`` ``[b, i, d]``."""
-    state = x[:, position]
+    n = x.shape[1]
+    head = Head(tuple(range(n)) if read == "mean" else (read % n,), ())
+    state = head.read(x)
     done = []
     for step in steps:
-        map_ = step.map.to(x.dtype)
-        done.append(HeadStep(map_.weight, map_.bias, step.activation, map_(state)))
+        done.append(_linearize_step(step, state))
         state = done[-1].output
-    return Head(position, tuple(done))
+    return replace(head, steps=tuple(done))
 
 
-def _linearize_sublayer(spec: SublayerSpec, x: Tensor, steps: Steps) -> tuple[Sublayer, Tensor]:
+def _linearize_step(spec: HeadStepSpec, x: Tensor) -> HeadStep:
+    """One step of a head on ``x`` ``[b, d]``."""
+    map_ = None if spec.map is None else spec.map.to(x.dtype)
+    zeta = x if map_ is None else map_(x)
+    weight, bias = (None, None) if map_ is None else (map_.weight, map_.bias)
+    step = HeadStep(weight, bias, spec.activation, zeta)
+    if spec.norm is None:
+        return step
+    norm, _ = COMPUTED.normalize(spec.norm, step.output.unsqueeze(1))
+    return replace(step, norm=norm)
+
+
+def _linearize_sublayer(spec: SublayerSpec, x: Tensor, context: Context, steps: Steps) -> tuple[Sublayer, Tensor]:
     pre_norm, u = _linearize_norm(spec.pre_norm, x, steps)
-    ops = tuple(_linearize_op(op, u, steps) for op in spec.ops)
+    ops = tuple(_linearize_op(op, u, context, steps) for op in spec.ops)
     branch = _branch(spec.ops[0], ops[0], u, steps)
     for part, op in zip(spec.ops[1:], ops[1:], strict=True):
         branch = branch + _branch(part, op, u, steps)
@@ -107,16 +135,21 @@ def _branch(spec: AttentionSpec | FeedForwardSpec, op: Attention | FeedForward, 
     raise TypeError(f"a {type(op).__name__} is not what a {type(spec).__name__} describes")
 
 
-def _linearize_op(spec: AttentionSpec | FeedForwardSpec, u: Tensor, steps: Steps) -> Attention | FeedForward:
+def _linearize_op(
+    spec: AttentionSpec | FeedForwardSpec, u: Tensor, context: Context, steps: Steps
+) -> Attention | FeedForward:
     if isinstance(spec, AttentionSpec):
-        return _linearize_attention(spec, u, steps)
+        return _linearize_attention(spec, u, context, steps)
     return _linearize_ffn(spec, u, steps)
 
 
-def _linearize_attention(spec: AttentionSpec, u: Tensor, steps: Steps) -> Attention:
+def _linearize_attention(spec: AttentionSpec, u: Tensor, context: Context, steps: Steps) -> Attention:
     query = steps.multiply(spec.query, u).unflatten(-1, (spec.heads, -1)).transpose(1, 2)  # [b, h, i, v]
     key = steps.multiply(spec.key, u).unflatten(-1, (spec.kv_heads, -1)).transpose(1, 2)  # [b, g, j, v]
-    pattern = AttentionPattern(query, key, spec.scale, spec.causal, spec.window)
+    bias = None
+    if spec.positions is not None:
+        query, key, bias = spec.positions(query, key, context)
+    pattern = AttentionPattern(query, key, spec.scale, spec.causal, spec.window, bias)
     value, out = spec.value.to(u.dtype), spec.out.to(u.dtype)
     return Attention(pattern, value.weight, value.bias, out.weight, out.bias, spec.heads, spec.kv_heads)
 

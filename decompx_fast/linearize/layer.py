@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..activations import get_activation
+from ..errors import UnsupportedModelError
 
 #: How large a block of attention weights may be. Larger blocks leave the cache of a CPU and gain nothing on a GPU.
 WORKSPACE_BYTES = 64 << 20
@@ -352,37 +353,63 @@ class Shelf:
 
 @dataclass(frozen=True)
 class HeadStep:
-    """One linear map of a head, with the activation after it: ``act(x W + b)``.
+    """One step of a head on what it reads: ``norm(act(x W + b))``, each part optional.
 
     Attributes:
-        weight: ``[d, c]``.
+        weight: ``[d, c]``, or ``None`` for no map.
         bias: ``[c]`` or ``None``.
         activation: a name, or ``None``.
         preactivation: ``[b, c]``, the true ``x W + b``.
+        norm: with its ``std`` ``[b, 1]``, or ``None``.
     """
 
-    weight: Tensor
+    weight: Tensor | None
     bias: Tensor | None
     activation: str | None
     preactivation: Tensor
+    norm: Norm | None = None
 
     @property
     def output(self) -> Tensor:
         """The true output, ``[b, c]``."""
-        return self.preactivation if self.activation is None else get_activation(self.activation)(self.preactivation)
+        y = self.preactivation if self.activation is None else get_activation(self.activation)(self.preactivation)
+        if self.norm is None:
+            return y
+        y = self.norm.linear(y.unsqueeze(1)).squeeze(1)
+        return y if self.norm.bias is None else y + self.norm.bias
 
 
 @dataclass(frozen=True)
 class Head:
-    """A classification head that reads one position.
+    """A head that reads one position, or the mean of several.
 
     Attributes:
-        position: the position it reads.
+        positions: what it reads the mean of, counted from the start.
         steps: in order; the last yields the logits.
     """
 
-    position: int
+    positions: tuple[int, ...]
     steps: tuple[HeadStep, ...]
+
+    @property
+    def position(self) -> int:
+        """The one position that it reads.
+
+        Raises:
+            UnsupportedModelError: if it reads several.
+        """
+        if len(self.positions) > 1:
+            raise UnsupportedModelError(
+                f"the head of this model reads the mean of {len(self.positions)} positions, where one is needed: what "
+                "was asked for is told of a single position's attention, so use another method for this model"
+            )
+        return self.positions[0]
+
+    def read(self, x: Tensor) -> Tensor:
+        """What it reads of the states ``x`` ``[b, i, ...]``: ``[b, ...]``."""
+        if len(self.positions) == 1:
+            return x[:, self.positions[0]]
+        return (x if len(self.positions) == x.shape[1] else x[:, list(self.positions)]).mean(1)
 
     @property
     def logits(self) -> Tensor:
@@ -397,6 +424,7 @@ class Linearization(Protocol):
         embedding: ``[b, i, d]``, the output of the embedding block: what the sources are parts of.
         logits: ``[b, c]``, as the user's model gave them, in the dtype of the computation.
         num_layers: how many layers :meth:`layers` yields.
+        reads_all: whether the head reads the mean of all positions.
     """
 
     @property
@@ -407,6 +435,9 @@ class Linearization(Protocol):
 
     @property
     def num_layers(self) -> int: ...
+
+    @property
+    def reads_all(self) -> bool: ...
 
     def layers(self) -> Iterator[LinearizedLayer]:
         """Yield the layers in order; each is checked against the model's own hidden state."""

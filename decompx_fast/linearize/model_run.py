@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 import threading
 from collections.abc import Iterator, Mapping
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from ..errors import UnsupportedModelError, shown
 from .private_copy import forget_parametrized, original, own_forwards, private_copy
 from .record import Record
+from .spec import Context, ModelSpec
 
 _ModuleT = TypeVar("_ModuleT", bound=nn.Module)
 
@@ -80,48 +82,78 @@ def _uncompiled() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class ModelRun:
-    """What the user's model computed: ``states[0]`` is the embedding, ``states[n + 1]`` the output of layer ``n``."""
+    """What the user's model computed.
+
+    Attributes:
+        states: ``states[0]`` is the embedding, ``states[n + 1]`` the state after layer ``n``.
+        contexts: what each layer was called with besides the state.
+        logits: ``[b, c]``.
+    """
 
     states: list[Tensor]
+    contexts: list[Context]
     logits: Tensor
 
 
+class _Listener:
+    """Keeps what passes through a model's layers."""
+
+    def __init__(self, spec: ModelSpec, record: Record | None) -> None:
+        self.states: list[Tensor] = []
+        self.contexts: list[Context] = []
+        self._spec = spec
+        self._record = record
+
+    def note_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Before a layer: the state that it is given, and what else."""
+        given = dict(inspect.signature(module.forward).bind_partial(*args, **kwargs).arguments)
+        state = given.pop(next(iter(given)))
+        if not self.states:
+            self.states.append(state)
+        self.contexts.append({name: _detached(value) for name, value in given.items()})
+
+    def note_state(self, module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
+        """After whatever gives the state after a layer."""
+        done, expected = len(self.states) - 1, self._spec.state_modules
+        if 0 <= done < len(expected) and expected[done] is not module:
+            return
+        self.states.append(output[0] if isinstance(output, tuple) else output)
+        if self._record is not None and 0 <= done < len(self.contexts):
+            with plain_mode(self.states[-1].device):
+                self._record.end_layer(done, self.states[-2], self.states[-1], self.contexts[done])
+
+    def note_product(self, module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
+        """After a linear map."""
+        if self._record is not None:
+            self._record.note(module, output)
+
+
+def _detached(value: Any) -> Any:
+    """The same without a way back to the parameters."""
+    if isinstance(value, tuple):
+        return tuple(map(_detached, value))
+    return value.detach() if isinstance(value, Tensor) else value
+
+
 def run_model(
-    model: nn.Module,
-    layer_modules: tuple[nn.Module, ...],
-    inputs: Mapping[str, Tensor],
-    record: Record | None = None,
+    model: nn.Module, spec: ModelSpec, inputs: Mapping[str, Tensor], record: Record | None = None
 ) -> ModelRun:
     """Run the model once and keep its hidden states, through hooks that live for this call.
 
     Args:
         model: what :func:`undisturbed` yields.
-        layer_modules: whose outputs are the states.
+        spec: which of its modules to listen to.
         inputs: what its ``forward`` takes.
         record: is told of every product with a layer's weights, and of the end of each layer.
     """
-    states: list[Tensor] = []
-
-    def keep_input(_module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        if not states:
-            states.append(args[0] if args else kwargs["hidden_states"])
-
-    def keep_output(_module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
-        states.append(output[0] if isinstance(output, tuple) else output)
-        if record is not None and len(states) > 1:
-            with plain_mode(states[-1].device):
-                record.end_layer(len(states) - 2, states[-2], states[-1])
-
-    def note_product(module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
-        if record is not None:
-            record.note(module, output)
-
+    listener = _Listener(spec, record)
     with ExitStack() as hooks:
-        hooks.callback(layer_modules[0].register_forward_pre_hook(keep_input, with_kwargs=True).remove)
-        for module in dict.fromkeys(layer_modules):  # layers may share one module
-            hooks.callback(module.register_forward_hook(keep_output).remove)
+        for module in dict.fromkeys(spec.layer_modules):  # layers may share one module
+            hooks.callback(module.register_forward_pre_hook(listener.note_call, with_kwargs=True).remove)
+        for module in dict.fromkeys(spec.state_modules):
+            hooks.callback(module.register_forward_hook(listener.note_state).remove)
         for module in () if record is None else record.modules():
-            hooks.callback(module.register_forward_hook(note_product).remove)
+            hooks.callback(module.register_forward_hook(listener.note_product).remove)
         # Where a configuration asks for these, transformers would leave hooks of its own on the model.
         unwanted = {"output_attentions": False, "output_hidden_states": False}
         output = model(**inputs, **unwanted, return_dict=True)
@@ -131,12 +163,13 @@ def run_model(
             f"the forward pass of this {type(model).__name__} gave no logits of the shape [b, c], but "
             f"{shown(output)}: it is no sequence classifier as transformers has it"
         )
-    if len(states) != len(layer_modules) + 1:
+    count, run = len(spec.layers), len(listener.contexts)
+    if len(listener.states) != count + 1 or run != count:
         raise UnsupportedModelError(
-            f"this {type(model).__name__} has {len(layer_modules)} layers, but {max(len(states) - 1, 0)} were run in "
+            f"this {type(model).__name__} has {count} layers, but {min(run, len(listener.states) - 1)} were run in "
             "its forward pass: it cannot be explained exactly"
         )
-    return ModelRun(states, logits)
+    return ModelRun(listener.states, listener.contexts, logits)
 
 
 def check_embedding_mode(model: nn.Module, layer_modules: tuple[nn.Module, ...]) -> None:

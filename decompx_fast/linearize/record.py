@@ -22,7 +22,7 @@ can be fixed without harm, and results do not change from run to run.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
 
@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from .evaluate import Steps, linearize_layer
 from .layer import KEEP_BYTES, LinearizedLayer, Norm, Shelf
 from .private_copy import original
-from .spec import Affine, AttentionSpec, LayerSpec, NormSpec
+from .spec import Affine, AttentionSpec, Context, LayerSpec, NormSpec
 
 #: Random directions of the check.
 DIRECTIONS = 8
@@ -64,19 +64,28 @@ _FUSED: dict[str, Callable[[Tensor], Tensor]] = {
 class _Recorded(Steps):
     """Products as the model computed them; all else is computed, in as few passes as torch can."""
 
-    def __init__(self, outputs: Mapping[nn.Module, Tensor | None]) -> None:
+    def __init__(self, outputs: Mapping[nn.Module, Sequence[Tensor | None]]) -> None:
         self.sketches: list[tuple[Tensor, Tensor]] = []  # of each product, what it should be and what it is
         self._outputs = outputs
 
     def multiply(self, map_: Affine, x: Tensor) -> Tensor:
-        y = None if map_.module is None else self._outputs.get(map_.module)
-        weight = map_.weight
-        if y is None or x.shape[-1] != weight.shape[0] or y.shape != (*x.shape[:-1], weight.shape[1]):
+        y, weight = self._output(map_, x.shape[:-1]), map_.weight
+        if x.shape[-1] != weight.shape[0] or y.shape[-1] != weight.shape[1]:
             raise NotRecorded
         if not x.dtype == y.dtype == weight.dtype or not x.device == y.device == weight.device:
             raise NotRecorded
         self.sketches.append(product_sketches(map_, x, y))
         return y
+
+    def _output(self, map_: Affine, shape: torch.Size) -> Tensor:
+        """What the map's module gave in its one call on states of this shape (DeBERTa's also sees distances)."""
+        found = () if map_.module is None else self._outputs.get(map_.module, ())
+        if any(y is None for y in found):
+            raise NotRecorded
+        fitting = [y for y in found if y is not None and y.shape[:-1] == shape]
+        if len(fitting) != 1:
+            raise NotRecorded
+        return fitting[0][..., map_.columns]
 
     def normalize(self, spec: NormSpec, x: Tensor) -> tuple[Norm, Tensor]:
         if not spec.centre:
@@ -129,7 +138,7 @@ class Record:
     def __init__(self, layers: tuple[LayerSpec, ...], dtype: torch.dtype | None) -> None:
         self._layers = layers
         self._dtype = dtype
-        self._outputs: dict[nn.Module, Tensor | None] = {}
+        self._outputs: dict[nn.Module, list[Tensor | None]] = {}
         self._held: dict[int, _Held] = {}
         self._last_mark: _Mark | None = None
         self._shelf = Shelf(KEEP_BYTES)
@@ -140,19 +149,22 @@ class Record:
         yield from dict.fromkeys(module for module in found if module is not None)
 
     def note(self, module: nn.Module, output: object) -> None:
-        """The output of one call of a module. A module that is called twice within a layer is not recorded."""
-        usable = type(output) is Tensor and module not in self._outputs and not output.is_inference()
-        self._outputs[module] = output.detach() if usable and isinstance(output, Tensor) else None
+        """The output of one call of a module. One called twice on the states of a layer is not recorded."""
+        usable = type(output) is Tensor and not output.is_inference()
+        kept = output.detach() if usable and isinstance(output, Tensor) else None
+        self._outputs.setdefault(module, []).append(kept)
 
-    def end_layer(self, index: int, x: Tensor, state: Tensor) -> None:
+    def end_layer(self, index: int, x: Tensor, state: Tensor, context: Context) -> None:
         """Make the layer ``index`` between the states ``x`` and ``state`` ``[b, i, d]``, if that can be proved.
+
+        ``context`` is what the model called the layer with besides.
 
         To be called without autograd and autocast.
         """
         mark, self._last_mark = self._last_mark, None  # of the state before
         try:
             if index < len(self._layers) and self._recordable(x) and self._recordable(state) and x.shape == state.shape:
-                self._make_layer(index, x, state, mark)
+                self._make_layer(index, x, state, mark, context)
         except NotRecorded:
             pass
         finally:
@@ -164,9 +176,9 @@ class Record:
         exact = not state.is_cuda or state.dtype != torch.float32 or torch.get_float32_matmul_precision() == "highest"
         return exact and state.dtype in STEP_TOLERANCE and self._dtype in (None, state.dtype)
 
-    def _make_layer(self, index: int, x: Tensor, state: Tensor, mark: _Mark | None) -> None:
+    def _make_layer(self, index: int, x: Tensor, state: Tensor, mark: _Mark | None, context: Context) -> None:
         steps = _Recorded(self._outputs)
-        layer = linearize_layer(self._layers[index], index, x.detach(), steps)
+        layer = linearize_layer(self._layers[index], index, x.detach(), context, steps)
         if layer.output.shape != state.shape:
             return
         # All products of the layer at once: what takes time here is the number of operations, not their size.
@@ -240,10 +252,10 @@ def _directions(n_out: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     return directions.to(device, dtype)
 
 
-#: ``(W R)^T`` and ``b R`` by module of the user's, with what tells that weight and bias are still the same. To read all
-#: weights for these few numbers takes a third of a forward pass of a short text, so they are kept for the next one. A
-#: weight that is changed behind torch's back makes its check fail; then they are forgotten.
-_projections: WeakKeyDictionary[nn.Module, tuple[tuple[object, ...], Projection]] = WeakKeyDictionary()
+#: ``(W R)^T`` and ``b R`` by module of the user's and columns of it, with what tells that weight and bias are still the
+#: same. To read all weights for these few numbers takes a third of a forward pass of a short text, so they are kept for
+#: the next one. A weight that is changed behind torch's back makes its check fail; then they are forgotten.
+_projections: WeakKeyDictionary[nn.Module, dict[object, tuple[tuple[object, ...], Projection]]] = WeakKeyDictionary()
 
 
 def _projected(map_: Affine) -> Projection:
@@ -254,9 +266,11 @@ def _projected(map_: Affine) -> Projection:
     if any(part.is_inference() for part in parts):
         return _project(map_)
     state = (map_.weight.dtype, *((part.data_ptr(), part._version, *part.shape) for part in parts))
-    known = _projections.get(module)
+    parts_known = _projections.setdefault(module, {})
+    key = (map_.columns.start, map_.columns.stop)
+    known = parts_known.get(key)
     if known is None or known[0] != state:
-        known = _projections[module] = (state, _project(map_))
+        known = parts_known[key] = (state, _project(map_))
     return known[1]
 
 

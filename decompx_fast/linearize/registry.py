@@ -15,14 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import InputError, NumericalError, UnsupportedModelError
-from . import bert
 from .evaluate import linearize_head, linearize_layer, restore_layer
+from .families import FAMILIES
 from .layer import Head, LinearizedLayer
 from .model_run import ModelRun, check_embedding_mode, plain_mode, run_model, undisturbed
 from .record import Record
-from .spec import InputLimits, ModelSpec
-
-FAMILIES: dict[str, Callable[[nn.Module], ModelSpec]] = {**bert.FAMILIES}
+from .spec import Context, InputLimits, ModelSpec
 
 #: Largest accepted gap between a recomputed state and the model's own, per position, relative to the norm of the state.
 #: The recomputation runs from the embeddings on, so it collects the rounding of all layers: about 1e-6 is usual in
@@ -119,7 +117,13 @@ class HuggingFaceLinearization:
         self.embedding = run.states[0].to(dtype)
         self.logits = run.logits.to(dtype)
         self.num_layers = len(spec.layers)
+        self.reads_all = spec.read == "mean"
         self.max_gap = 0.0
+
+    @property
+    def contexts(self) -> list[Context]:
+        """What the model called each layer with besides the state."""
+        return self._run.contexts
 
     def layers(self) -> Iterator[LinearizedLayer]:
         """Yield the layers in order; each is checked against the model's own hidden state.
@@ -159,20 +163,19 @@ class HuggingFaceLinearization:
 
     def layer(self, index: int, x: Tensor) -> LinearizedLayer:
         """The layer ``index`` on the state ``x`` ``[b, i, d]``, unchecked."""
-        return linearize_layer(self._spec.layers[index], index, x)
+        return linearize_layer(self._spec.layers[index], index, x, self._run.contexts[index])
 
     def restore(self, layer: LinearizedLayer) -> LinearizedLayer:
         """A layer again of which only :meth:`LinearizedLayer.without_constants` was kept."""
-        return restore_layer(self._spec.layers[layer.index], layer)
+        return restore_layer(self._spec.layers[layer.index], layer, self._run.contexts[layer.index])
 
     def head(self, x: Tensor) -> Head:
         """The head on the last layer's output ``x`` ``[b, i, d]``, checked against the model's logits."""
-        head = linearize_head(self._spec.head, self._spec.head_position, x)
+        head = linearize_head(self._spec.head, self._spec.read, x)
         # Logits can cancel to nearly nothing, so their gap is measured against the vector they are read from.
-        step = head.steps[-1]
-        size = step.weight.norm(dim=0).max() * (
-            x[:, head.position] if len(head.steps) == 1 else head.steps[-2].output
-        ).norm(dim=-1)
+        before = head.read(x) if len(head.steps) == 1 else head.steps[-2].output
+        weight = head.steps[-1].weight
+        size = before.norm(dim=-1) * (1 if weight is None else weight.norm(dim=0).max())
         self._check(head.logits, self._run.logits, "the head", size)
         return head
 
@@ -191,7 +194,7 @@ class HuggingFaceLinearization:
         self.max_gap = max(self.max_gap, gap)
 
     def _tolerance(self) -> float:
-        dtypes = (self._run.states[0].dtype, self._dtype)
+        dtypes = (self._run.states[0].dtype, self._dtype, *([torch.float32] if self._spec.in_float32 else []))
         tolerance = max(TOLERANCE[dtype] for dtype in dtypes)
         tf32 = self.embedding.is_cuda and torch.get_float32_matmul_precision() != "highest"
         return max(tolerance, TF32_TOLERANCE) if tf32 and torch.float32 in dtypes else tolerance
@@ -237,7 +240,7 @@ def linearize(
         spec = describe(model)
         renewed = any(module._forward_pre_hooks for module in model.modules())
         listener = Record(spec.layers, dtype) if record and not renewed else None
-        run = run_model(model, spec.layer_modules, inputs, listener)
+        run = run_model(model, spec, inputs, listener)
         if renewed:  # such hooks may have made other weights than those that were there before the run
             spec = describe(model)
         check_embedding_mode(model, spec.layer_modules)

@@ -6,8 +6,9 @@ computes such a map; everything else is refused by name.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -35,16 +36,30 @@ QUANTIZED_WORDS = (
 class Affine:
     """``y = x W + b``: ``weight`` is ``[d_in, d_out]``, ``bias`` ``[d_out]`` or ``None``.
 
-    ``module`` is what the map was read from, if anything: whoever runs the model can listen there for its output.
+    Attributes:
+        weight, bias: views on what the model holds.
+        module: what the map was read from, if anything: whoever runs the model can listen there for its output.
+        columns: which of the module's outputs are this map's, where several maps are stored as one (:meth:`part`).
     """
 
     weight: Tensor
     bias: Tensor | None
     module: nn.Module | None = field(default=None, repr=False, compare=False)
+    columns: slice = field(default_factory=lambda: slice(None), repr=False, compare=False)
 
     def to(self, dtype: torch.dtype) -> Affine:
         """The same map in another dtype; the very same tensors where the dtype is already right."""
-        return Affine(self.weight.to(dtype), None if self.bias is None else self.bias.to(dtype), self.module)
+        bias = None if self.bias is None else self.bias.to(dtype)
+        return replace(self, weight=self.weight.to(dtype), bias=bias)
+
+    def part(self, number: int, count: int) -> Affine:
+        """The maps that are stored as one, ``[d_in, count * d_out]``, taken apart again: views, no copies."""
+        if self.columns != slice(None):
+            raise ValueError("a part of a map has no parts")
+        size = self.weight.shape[1] // count
+        columns = slice(number * size, (number + 1) * size)
+        bias = None if self.bias is None else self.bias[columns]
+        return Affine(self.weight[:, columns], bias, self.module, columns)
 
     def __call__(self, x: Tensor) -> Tensor:
         return x @ self.weight if self.bias is None else x @ self.weight + self.bias
@@ -60,9 +75,30 @@ class NormSpec:
     centre: bool = True
 
 
+#: What a layer's module was called with besides the hidden state, by the names of its parameters.
+Context = Mapping[str, Any]
+
+#: What a layer is called with that needs nothing but the state.
+NO_CONTEXT: Context = {}
+
+#: From queries ``[b, h, i, v]``, keys ``[b, g, j, v]`` and what the layer was called with to queries, keys and what is
+#: added to the logits, broadcastable to ``[b, h, i, j]``, or ``None``.
+Positions = Callable[[Tensor, Tensor, Context], tuple[Tensor, Tensor, Tensor | None]]
+
+
 @dataclass(frozen=True)
 class AttentionSpec:
-    """Self-attention: projections, the numbers of heads, and what restricts it."""
+    """Self-attention: projections, the numbers of heads, and what restricts it.
+
+    Attributes:
+        query, key, value, out: the projections.
+        heads, kv_heads: their numbers.
+        scale: the factor of the logits.
+        causal, window: as for :class:`.layer.AttentionPattern`.
+        positions: what the model does to queries and keys before they meet (rotary positions, norms), and what it adds
+            to the logits (relative positions), or ``None``. Nothing that it does is decomposed: it changes the
+            attention weights alone, and those are constants.
+    """
 
     query: Affine
     key: Affine
@@ -73,6 +109,7 @@ class AttentionSpec:
     scale: float
     causal: bool = False
     window: int | None = None
+    positions: Positions | None = None
 
 
 @dataclass(frozen=True)
@@ -100,10 +137,11 @@ LayerSpec = tuple[SublayerSpec, ...]
 
 @dataclass(frozen=True)
 class HeadStepSpec:
-    """One linear map of a classification head and the activation after it, if any."""
+    """One step of a head, ``norm(act(x W + b))``; each part may be missing."""
 
-    map: Affine
+    map: Affine | None = None
     activation: str | None = None
+    norm: NormSpec | None = None
 
 
 @dataclass(frozen=True)
@@ -124,18 +162,40 @@ class ModelSpec:
     """A whole classifier as data.
 
     Attributes:
-        layer_modules: the modules whose inputs and outputs are the hidden states, in order.
+        layer_modules: the modules that are called with the hidden states, in the order of their calls: one that serves
+            as several layers is there as often.
         layers: what each of them computes.
-        head: the steps from the hidden state at ``head_position`` to the logits.
-        head_position: the position the head reads.
+        head: the steps from what is read to the logits.
+        read: the position that the head reads (negative ones count from the end), or ``"mean"`` for all of them.
         limits: what inputs the model has embeddings for.
+        state_modules: whose outputs are the hidden states after the layers; those of ``layer_modules``, but for a
+            layer that something else follows: a final norm is the last layer's ``post_norm``, and its module is here.
+        in_float32: whether the model does some steps in float32 whatever its dtype, as most RMSNorms do: then it can
+            be compared with no more closely.
     """
 
     layer_modules: tuple[nn.Module, ...]
     layers: tuple[LayerSpec, ...]
     head: tuple[HeadStepSpec, ...]
-    head_position: int
+    read: int | Literal["mean"]
     limits: InputLimits
+    state_modules: tuple[nn.Module, ...] = ()
+    in_float32: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "state_modules", self.state_modules or self.layer_modules)
+
+    @property
+    def width(self) -> int:
+        """The size of a hidden state, ``d``."""
+        op = self.layers[0][0].ops[0]
+        return (op.value if isinstance(op, AttentionSpec) else op.into).weight.shape[0]
+
+    @property
+    def classes(self) -> int:
+        """How many logits the head gives."""
+        maps = [step.map for step in self.head if step.map is not None]
+        return maps[-1].weight.shape[1] if maps else self.width
 
 
 def norm_module(module: nn.Module, name: str) -> nn.LayerNorm:
@@ -172,6 +232,29 @@ def embedding_module(module: nn.Module, name: str) -> nn.Embedding:
         if isinstance(part, nn.Embedding):
             return part
     raise _unsupported(name, module, "an embedding")
+
+
+#: How far an RMSNorm may be from its formula, relative to its largest value: most compute in float32.
+RMS_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-5}
+
+
+def rms_norm(module: nn.Module, name: str) -> NormSpec:
+    """The parameters of an RMSNorm, ``x / sqrt(mean_d(x^2) + eps) * weight``; each project has a class of its own.
+
+    Raises:
+        UnsupportedModelError: if it computes anything else.
+    """
+    weight = getattr(module, "weight", None)
+    eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
+    if not isinstance(weight, Tensor) or not isinstance(eps, float) or getattr(module, "bias", None) is not None:
+        raise _unsupported(name, module, "an RMSNorm")
+    generator = torch.Generator("cpu").manual_seed(0)
+    x = torch.randn(2, 1, len(weight), generator=generator, device="cpu").to(weight)
+    expected = x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight
+    gap = (module(x) - expected).abs().max() / expected.abs().max().clamp_min(1e-30)
+    if not gap <= RMS_TOLERANCE.get(weight.dtype, 2e-2):
+        raise _unsupported(name, module, f"an RMSNorm (it differs from one by {gap:.1e} of its size)")
+    return NormSpec(_vector(weight), None, eps, centre=False)
 
 
 def affine(module: nn.Module, name: str, features: int) -> Affine:

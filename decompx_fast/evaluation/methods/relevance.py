@@ -30,8 +30,10 @@ from ...activations import get_activation
 from ...linearize.layer import AttentionPattern, Norm
 from ...linearize.registry import linearize, only_device, specification
 from ...linearize.spec import (
+    NO_CONTEXT,
     Affine,
     AttentionSpec,
+    Context,
     FeedForwardSpec,
     HeadStepSpec,
     LayerSpec,
@@ -66,9 +68,9 @@ def attn_lrp(problem: Problem) -> list[Tensor]:
         linearization = linearize(problem.model, on_device(encoded, device))
         with plain_autograd(device, grad=True):
             x = linearization.embedding.clone().requires_grad_()
-            state = forward(spec.layers, x)
-            linearization.head(state.detach())  # compares with the model's own logits
-            logit = class_logit(partial(head, spec.head), target)(state[:, spec.head_position])
+            state = forward(spec.layers, x, linearization.contexts)
+            read = linearization.head(state.detach()).read(state)  # compares with the model's own logits
+            logit = class_logit(partial(head, spec.head), target)(read)
             relevance = gradient_times_input(logit, x)
             scores.append(relevance[0].double().cpu())
     return scores
@@ -80,20 +82,23 @@ def gradient_times_input(logit: Tensor, x: Tensor) -> Tensor:
     return (x.detach() * gradient).sum(-1)
 
 
-def forward(layers: Sequence[LayerSpec], x: Tensor) -> Tensor:
-    """The layers on the embeddings ``x`` ``[b, i, d]``: true values, and gradients by the rules."""
-    for layer in layers:
+def forward(layers: Sequence[LayerSpec], x: Tensor, contexts: Sequence[Context] | None = None) -> Tensor:
+    """The layers on the embeddings ``x`` ``[b, i, d]``: true values, and gradients by the rules.
+
+    ``contexts`` are what the model called the layers with besides, for attentions with positions of their own.
+    """
+    for layer, context in zip(layers, contexts or [NO_CONTEXT] * len(layers), strict=True):
         for sublayer in layer:
-            x = _sublayer(sublayer, x)
+            x = _sublayer(sublayer, x, context)
     return x
 
 
 def head(steps: Sequence[HeadStepSpec], x: Tensor) -> Tensor:
     """The logits ``[b, c]`` from the state ``x`` ``[b, d]`` that the head reads."""
     for step in steps:
-        x = _linear(step.map, x)
-        if step.activation is not None:
-            x = activation(step.activation, x)
+        x = x if step.map is None else _linear(step.map, x)
+        x = x if step.activation is None else activation(step.activation, x)
+        x = norm(step.norm, x.unsqueeze(1)).squeeze(1)
     return x
 
 
@@ -118,12 +123,15 @@ def norm(spec: NormSpec | None, x: Tensor) -> Tensor:
     return y if spec.bias is None else y + _constant(spec.bias, x)
 
 
-def attention(spec: AttentionSpec, u: Tensor) -> Tensor:
+def attention(spec: AttentionSpec, u: Tensor, context: Context = NO_CONTEXT) -> Tensor:
     """Self-attention on ``u`` ``[b, i, d]``: both of its products under the uniform rule, the softmax as it is."""
     query = _linear(spec.query, u).unflatten(-1, (spec.heads, -1)).transpose(1, 2)  # [b, h, i, v]
     key = _linear(spec.key, u).unflatten(-1, (spec.kv_heads, -1)).transpose(1, 2)  # [b, g, j, v]
     value = _linear(spec.value, u).unflatten(-1, (spec.kv_heads, -1)).transpose(1, 2)  # [b, g, j, v]
-    pattern = AttentionPattern(half(query), half(key), spec.scale, spec.causal, spec.window)
+    bias = None
+    if spec.positions is not None:
+        query, key, bias = spec.positions(query, key, context)
+    pattern = AttentionPattern(half(query), half(key), spec.scale, spec.causal, spec.window, bias)
     value = half(value).repeat_interleave(spec.heads // spec.kv_heads, dim=1)  # [b, h, j, v]
     mixed = half(pattern.weights()) @ value  # [b, h, i, v]
     return _linear(spec.out, mixed.transpose(1, 2).flatten(-2))
@@ -139,10 +147,10 @@ def feed_forward(spec: FeedForwardSpec, u: Tensor) -> Tensor:
     return _linear(spec.out, hidden)
 
 
-def _sublayer(spec: SublayerSpec, x: Tensor) -> Tensor:
+def _sublayer(spec: SublayerSpec, x: Tensor, context: Context) -> Tensor:
     u = norm(spec.pre_norm, x)
     branch = torch.stack(
-        [attention(op, u) if isinstance(op, AttentionSpec) else feed_forward(op, u) for op in spec.ops]
+        [attention(op, u, context) if isinstance(op, AttentionSpec) else feed_forward(op, u) for op in spec.ops]
     ).sum(0)
     return norm(spec.post_norm, x + norm(spec.out_norm, branch))
 

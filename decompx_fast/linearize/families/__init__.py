@@ -1,0 +1,25 @@
+"""Which architectures can be explained: a short file of data for each family, and this register of them.
+
+A family says which modules play which part (:mod:`..spec`); nothing in it computes. To add one, write its file and put
+its ``FAMILIES`` here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ..spec import ModelSpec
+from . import albert, bert, deberta, distilbert, modernbert, mpnet, prenorm, rotary
+
+#: What describes a model, by the name of its class in transformers.
+FAMILIES: dict[str, Callable[[Any], ModelSpec]] = {
+    **albert.FAMILIES,
+    **bert.FAMILIES,
+    **deberta.FAMILIES,
+    **distilbert.FAMILIES,
+    **modernbert.FAMILIES,
+    **mpnet.FAMILIES,
+    **prenorm.FAMILIES,
+    **rotary.FAMILIES,
+}

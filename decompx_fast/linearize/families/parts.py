@@ -1,0 +1,251 @@
+"""How a family's file names the parts of a model: by their paths, as they stand in the model's own source."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from ...errors import UnsupportedModelError
+from ..spec import (
+    Affine,
+    AttentionSpec,
+    Context,
+    FeedForwardSpec,
+    HeadStepSpec,
+    InputLimits,
+    LayerSpec,
+    ModelSpec,
+    NormSpec,
+    Positions,
+    affine,
+    embedding_module,
+    layer_norm,
+    rms_norm,
+)
+
+#: A module of transformers: what parts it has is known only when it runs.
+Module = Any
+
+#: Activation modules by the name of their class, as torch and transformers call them.
+ACTIVATION_CLASSES = {
+    "GELUActivation": "gelu",
+    "NewGELUActivation": "gelu_tanh",
+    "FastGELUActivation": "gelu_tanh",
+    "PytorchGELUTanh": "gelu_tanh",
+    "GELUTanh": "gelu_tanh",
+    "AccurateGELUActivation": "gelu_tanh",
+    "QuickGELUActivation": "quick_gelu",
+    "ReLU": "relu",
+    "SiLU": "silu",
+    "SiLUActivation": "silu",
+    "Tanh": "tanh",
+}
+
+KNOWN_ACTIVATIONS = frozenset(ACTIVATION_CLASSES.values())
+
+
+def activation_name(function: object, name: str) -> str:
+    """The name of an activation module or function.
+
+    Raises:
+        UnsupportedModelError: if it is none that can be linearised.
+    """
+    kind = getattr(function, "__name__", type(function).__name__)
+    if isinstance(function, nn.GELU):
+        return "gelu_tanh" if function.approximate == "tanh" else "gelu"
+    known = ACTIVATION_CLASSES.get(kind, kind if kind in ("gelu", "relu", "silu", "tanh") else None)
+    if known is None:
+        supported = ", ".join(sorted(KNOWN_ACTIVATIONS))
+        raise UnsupportedModelError(
+            f"{name} uses the activation {kind}, which cannot be linearised yet: supported are {supported}"
+        )
+    return known
+
+
+class Parts:
+    """The parts of a module by their paths below it, read as what they are for.
+
+    Args:
+        module: a model, or a part of one.
+        name: its own path in the model, for messages.
+        width: the size of the hidden state, ``d``.
+    """
+
+    def __init__(self, module: Module, name: str, width: int) -> None:
+        self.module = module
+        self.name = name
+        self.width = width
+
+    def __getitem__(self, path: str) -> Module:
+        """The part at a path such as ``"attention.q_lin"``; ``AttributeError`` if there is none."""
+        part = self.module
+        for step in path.split("."):
+            part = part[int(step)] if step.isdecimal() else getattr(part, step)
+        return part
+
+    def below(self, path: str) -> Parts:
+        """The parts of a part."""
+        return Parts(self[path], self._path(path), self.width)
+
+    def affine(self, path: str, features: int | None = None) -> Affine:
+        """A linear map of ``features`` inputs, ``d`` of them by default."""
+        return affine(self[path], self._path(path), features or self.width)
+
+    def norm(self, path: str) -> NormSpec:
+        """A LayerNorm."""
+        return layer_norm(self[path], self._path(path))
+
+    def rms_norm(self, path: str) -> NormSpec:
+        """An RMSNorm."""
+        return rms_norm(self[path], self._path(path))
+
+    def activation(self, path: str) -> str:
+        """An activation by its name."""
+        return activation_name(self[path], self._path(path))
+
+    def attention(
+        self,
+        paths: Iterable[str],
+        *,
+        heads: int,
+        size: int | None = None,
+        kv_heads: int | None = None,
+        scale: float | None = None,
+        causal: bool = False,
+        window: int | None = None,
+        positions: Positions | None = None,
+    ) -> AttentionSpec:
+        """Self-attention.
+
+        Args:
+            paths: of the maps of queries, keys, values and the output; or of one that holds the first three, one after
+                the other, and the output.
+            heads: their number.
+            size: of a head; ``None``: what the heads divide ``d`` into.
+            kv_heads: ``None``: as many as heads.
+            scale: ``None``: one over the root of the size.
+            causal, window, positions: as for :class:`..spec.AttentionSpec`.
+        """
+        *into, out = paths
+        size = size or self.width // heads
+        maps = [self.affine(path) for path in into]
+        query, key, value = (maps[0].part(number, 3) for number in range(3)) if len(maps) == 1 else maps
+        scale = size**-0.5 if scale is None else scale
+        inner = self.affine(out, heads * size)
+        return AttentionSpec(query, key, value, inner, heads, kv_heads or heads, scale, causal, window, positions)
+
+    def network(self, into: str, out: str, activation: str, gate: str | None = None) -> FeedForwardSpec:
+        """A feed-forward network, plain or gated; ``activation`` is a path, or a name where there is no module."""
+        first = self.affine(into)
+        name = activation if activation in KNOWN_ACTIVATIONS else self.activation(activation)
+        gated = None if gate is None else self.affine(gate)
+        return FeedForwardSpec(first, self.affine(out, first.weight.shape[1]), name, gated)
+
+    def step(
+        self, map_: str, activation: str | None = None, norm: str | None = None, *, features: int | None = None
+    ) -> HeadStepSpec:
+        """A step of a head; ``activation`` is a name, not a path."""
+        return HeadStepSpec(self.affine(map_, features), activation, None if norm is None else self.norm(norm))
+
+    def _path(self, path: str) -> str:
+        return f"{self.name}.{path}" if self.name else path
+
+
+def model_spec(
+    layers: list[Parts],
+    describe_layer: Callable[[Parts], LayerSpec],
+    head: tuple[HeadStepSpec, ...],
+    limits: InputLimits,
+    *,
+    read: int | Literal["mean"] = 0,
+    final_norm: tuple[nn.Module, NormSpec] | None = None,
+    in_float32: bool = False,
+) -> ModelSpec:
+    """A model whose layers are all described by one function.
+
+    Args:
+        layers, head, limits, read, in_float32: as :class:`..spec.ModelSpec` has them.
+        describe_layer: reads one.
+        final_norm: what comes after the last of them, as a module and as it was read.
+    """
+    modules, specs = tuple(layer.module for layer in layers), [describe_layer(layer) for layer in layers]
+    states = modules
+    if final_norm is not None and specs:
+        *before, last = specs[-1]
+        specs[-1] = (*before, replace(last, post_norm=final_norm[1]))
+        states = (*modules[:-1], final_norm[0])
+    return ModelSpec(modules, tuple(specs), head, read, limits, states, in_float32)
+
+
+def embedding_limits(
+    embeddings: Parts,
+    words: str = "word_embeddings",
+    positions: str | None = "position_embeddings",
+    types: str | None = "token_type_embeddings",
+    *,
+    most: int | None = None,
+) -> InputLimits:
+    """What a model has embeddings for.
+
+    Args:
+        embeddings: the module that holds them.
+        words, positions, types: their paths; what is not there, or ``None``, is not asked. Where positions have a
+            padding index, their numbers start after it.
+        most: how many positions it takes, where nothing stores them.
+    """
+
+    def find(path: str | None) -> nn.Embedding | None:
+        module = None if path is None else getattr(embeddings.module, path, None)
+        return None if module is None else embedding_module(module, f"{embeddings.name}.{path}")
+
+    sizes = {}
+    for name, path in (("input_ids", words), ("token_type_ids", types), ("position_ids", positions)):
+        found = find(path)
+        if found is not None:
+            sizes[name] = found.num_embeddings
+    stored = find(positions)
+    if stored is not None:
+        most = stored.num_embeddings - (0 if stored.padding_idx is None else stored.padding_idx + 1)
+    return InputLimits(most, sizes)
+
+
+def added_positions(name: str) -> Callable[[Tensor, Tensor, Context], tuple[Tensor, Tensor, Tensor | None]]:
+    """Relative positions that the model computes once and hands to each layer as the argument ``name``."""
+    return partial(_added_positions, name=name)
+
+
+def _added_positions(query: Tensor, key: Tensor, context: Context, *, name: str) -> tuple[Tensor, Tensor, Tensor]:
+    return query, key, context[name].to(query.dtype)
+
+
+def rotary_positions(query: Tensor, key: Tensor, context: Context) -> tuple[Tensor, Tensor, None]:
+    """Rotary positions whose cosines and sines ``[b, i, v]`` the model hands to each layer; halves are rotated."""
+    cos, sin = (part.unsqueeze(1) for part in context["position_embeddings"])
+    query, key = (x * cos.to(x.dtype) + _rotated(x) * sin.to(x.dtype) for x in (query, key))
+    return query, key, None
+
+
+def rotary_positions_in_float32(query: Tensor, key: Tensor, context: Context) -> tuple[Tensor, Tensor, None]:
+    """The same for models that round queries and keys to float32 first, whatever they compute in."""
+    cos, sin = (part.unsqueeze(1) for part in context["position_embeddings"])
+    query, key = ((x.float() * cos + _rotated(x.float()) * sin).to(x.dtype) for x in (query, key))
+    return query, key, None
+
+
+def interleaved_rotary_positions(query: Tensor, key: Tensor, context: Context) -> tuple[Tensor, Tensor, None]:
+    """Rotary positions as RoFormer has them: pairs of neighbours are rotated, by ``sinusoidal_pos`` ``[.., i, v]``."""
+    sin, cos = (
+        part.repeat_interleave(2, dim=-1).to(query.dtype) for part in context["sinusoidal_pos"].chunk(2, dim=-1)
+    )
+    query, key = (x * cos + torch.stack((-x[..., 1::2], x[..., ::2]), dim=-1).flatten(-2) * sin for x in (query, key))
+    return query, key, None
+
+
+def _rotated(x: Tensor) -> Tensor:
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((-second, first), dim=-1)

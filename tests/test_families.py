@@ -1,0 +1,166 @@
+"""Every architecture: random odd configurations in float64, all engines, and a decomposition in NumPy beside them."""
+
+from __future__ import annotations
+
+import naive
+import numpy as np
+import pytest
+import torch
+import transformers
+from torch import nn
+
+from decompx_fast import DecompXConfig, UnsupportedModelError
+from decompx_fast.engines import adjoint, forward, reference
+from decompx_fast.linearize.registry import linearize, supported_architectures
+
+COMMON = {
+    "hidden_size": 24,
+    "num_attention_heads": 4,
+    "intermediate_size": 40,
+    "num_hidden_layers": 3,
+    "vocab_size": 50,
+    "max_position_embeddings": 40,
+    "num_labels": 3,
+    "pad_token_id": 1,
+    "bos_token_id": 0,
+    "eos_token_id": 2,
+}
+DISTILBERT = {"dim": 24, "n_heads": 4, "hidden_dim": 40, "n_layers": 3}
+MODERNBERT = {"local_attention": 6, "global_attn_every_n_layers": 3, "cls_token_id": 0, "sep_token_id": 2}
+WITH_BIASES = {"attention_bias": True, "mlp_bias": True, "norm_bias": True, "classifier_bias": True}
+DEBERTA = {"relative_attention": True, "position_biased_input": False}
+
+#: Of each class in transformers, less its prefix: options beside :data:`COMMON`.
+CASES: dict[str, tuple[str, dict]] = {
+    "bert": ("Bert", {}),
+    "roberta": ("Roberta", {}),
+    "xlm_roberta": ("XLMRoberta", {}),
+    "camembert": ("Camembert", {}),
+    "electra": ("Electra", {"embedding_size": 10, "hidden_act": "relu"}),
+    "data2vec": ("Data2VecText", {}),
+    "ernie": ("Ernie", {}),
+    "mpnet": ("MPNet", {}),
+    "albert": ("Albert", {"embedding_size": 10}),
+    "albert_groups": ("Albert", {"embedding_size": 10, "num_hidden_groups": 2, "inner_group_num": 2}),
+    "distilbert": ("DistilBert", DISTILBERT),
+    "distilbert_relu": ("DistilBert", DISTILBERT | {"activation": "relu", "sinusoidal_pos_embds": True}),
+    "modernbert": ("ModernBert", MODERNBERT | WITH_BIASES),
+    "modernbert_mean": ("ModernBert", MODERNBERT | {"classifier_pooling": "mean"}),
+    "deberta": ("DebertaV2", DEBERTA | {"pos_att_type": ["c2p", "p2c"], "position_buckets": 8}),
+    "deberta_shared": (
+        "DebertaV2",
+        DEBERTA | {"pos_att_type": ["p2c", "c2p"], "share_att_key": True, "norm_rel_ebd": "layer_norm"},
+    ),
+    "deberta_one_way": ("DebertaV2", DEBERTA | {"pos_att_type": ["c2p"], "embedding_size": 10}),
+    "deberta_absolute": ("DebertaV2", {"relative_attention": False, "type_vocab_size": 2}),
+    "rembert": ("RemBert", {"input_embedding_size": 10}),
+    "roberta_prelayernorm": ("RobertaPreLayerNorm", {}),
+    "megatron": ("MegatronBert", {}),
+    "esm": ("Esm", {"position_embedding_type": "rotary", "mask_token_id": 4, "token_dropout": True}),
+    "esm_absolute": ("Esm", {"position_embedding_type": "absolute", "mask_token_id": 4, "emb_layer_norm_before": True}),
+    "roformer": ("RoFormer", {"rotary_value": False}),
+    "nomic": ("NomicBert", {}),
+    "gte": ("Gte", {}),
+    "jina": ("JinaEmbeddingsV3", {}),
+    "eurobert": ("EuroBert", {"num_key_value_heads": 2, "classifier_pooling": "bos"}),
+    "eurobert_mean": (
+        "EuroBert",
+        {"classifier_pooling": "mean", "attention_bias": True, "mlp_bias": True, "hidden_act": "gelu"},
+    ),
+}
+RULES = ("absdot", "bias_token", "none", "equal", "cls")
+
+#: Rounding of float64 through three layers of random weights.
+ROUNDING = 1e-10
+
+#: Cases whose model takes some steps in float32 whatever its dtype: it can be compared with no more closely.
+IN_FLOAT32 = {"eurobert": 1e-5, "eurobert_mean": 1e-5}
+
+
+def classifier(case: str, seed: int = 0, dtype: torch.dtype = torch.float64) -> nn.Module:
+    """In eval mode; every weight random, no bias zero and no norm weight one."""
+    name, options = CASES[case]
+    generator = torch.Generator().manual_seed(seed)
+    config = getattr(transformers, f"{name}Config")(**(COMMON | options))
+    model = getattr(transformers, f"{name}ForSequenceClassification")(config).to(dtype).eval()
+    with torch.no_grad():
+        for path, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+            gain = 1 if parameter.ndim == 1 and path.endswith("weight") else 0
+            parameter.copy_(gain + 0.3 * noise)
+    return model
+
+
+def inputs(batch: int = 2, tokens: int = 11) -> dict[str, torch.Tensor]:
+    return {"input_ids": torch.randint(5, 50, (batch, tokens), generator=torch.Generator().manual_seed(tokens))}
+
+
+def test_every_architecture_has_a_case():
+    covered = {f"{name}ForSequenceClassification" for name, _ in CASES.values()}
+    assert covered == set(supported_architectures())
+
+
+@pytest.mark.parametrize("record", [False, True], ids=["computed", "recorded"])
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("case", CASES)
+def test_engines_and_a_second_decomposition_agree(case, rule, record):
+    model, given, config = classifier(case), inputs(), DecompXConfig(bias=rule)
+    expected = reference.attribute(linearize(model, given), config)
+    found = {"forward": forward.attribute(linearize(model, given, record=record), config)}
+    if rule != "absdot":
+        found["adjoint"] = adjoint.attribute(linearize(model, given, record=record), config)
+    size = expected.scores.abs().max().item()
+    for result in found.values():
+        assert (result.scores - expected.scores).abs().max().item() <= ROUNDING * size
+    for item in range(2):
+        one = {name: value[item : item + 1] for name, value in given.items()}
+        scores, _ = naive.decompose(linearize(model, one), config)
+        tokens = scores[:-1] if rule == "bias_token" else scores
+        assert np.abs(tokens - expected.scores[item].numpy()).max() <= ROUNDING * size
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_scores_sum_to_the_logits_at_every_length(case):
+    model = classifier(case, seed=1)
+    for tokens in (1, 2, 5, 23):
+        linearization = linearize(model, inputs(1, tokens))
+        result = forward.attribute(linearization, DecompXConfig())
+        rounding = IN_FLOAT32.get(case, ROUNDING)
+        assert result.gap.max().item() <= rounding * linearization.logits.abs().max().item()
+        assert linearization.max_gap <= rounding
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_all_layers_are_recorded(case):
+    dtype = torch.float32 if case in IN_FLOAT32 else torch.float64
+    linearization = linearize(classifier(case, dtype=dtype), inputs(), record=True)
+    assert linearization.recorded_layers == tuple(range(linearization.num_layers))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_weights_are_not_copied(case):
+    model = classifier(case)
+    storages = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    for layer in linearize(model, inputs()).layers():
+        for sublayer in layer.sublayers:
+            for op in sublayer.ops:
+                for name in ("w_value", "b_value", "w_out", "b_out", "w_in", "b_in", "w_gate", "b_gate"):
+                    weight = getattr(op, name, None)
+                    assert weight is None or weight.untyped_storage().data_ptr() in storages
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_replaced_linear_map_is_refused(case):
+    model = classifier(case)
+    maps = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    inner = [name for name in maps if "layer" in name and not name.endswith(("pooler", "mapping_in"))]
+    assert inner
+    for name in inner[:: max(len(inner) // 4, 1)]:
+        module = model.get_submodule(name)
+        handle = module.register_forward_hook(lambda _m, _a, output: output * 1.01)
+        try:
+            with pytest.raises(UnsupportedModelError):
+                for _layer in linearize(model, inputs()).layers():
+                    pass
+        finally:
+            handle.remove()
