@@ -14,9 +14,9 @@ import torch
 from ..config import LINEAR_BIAS_RULES, DecompXConfig
 from ..errors import OptionError, PlanError
 from ..ops import native, products, usable
-from .costs import Blocks, Costs, gib
+from .costs import SMALLEST, Blocks, Costs, gib
 from .direct_path import is_one_op
-from .memory import available_bytes, default_workspace
+from .memory import available_bytes
 from .shape import ModelShape
 
 __all__ = ["PATHS", "Blocks", "ModelShape", "Plan", "plan", "rule_refusal"]
@@ -84,7 +84,7 @@ def plan(
         copies=device.type == "cpu" and dtype is torch.float32 and products.way(dtype, "large") == "onednn",
     )
     chosen = _choose_path(costs, path)
-    budget = default_workspace(costs.state_bytes, device) if workspace_bytes is None else workspace_bytes
+    budget = costs.budget(chosen, workspace_bytes, device)
     return Plan(
         costs=costs,
         path=chosen,
@@ -161,7 +161,7 @@ class Plan:
     @property
     def floor_bytes(self) -> int:
         """The same with the smallest blocks."""
-        return self.costs.peak_bytes(Blocks(1, 1, 1, 1), self.path)
+        return self.costs.peak_bytes(SMALLEST, self.path)
 
     @property
     def buffer_numel(self) -> int:
@@ -226,7 +226,7 @@ def _ways_out(this: Plan) -> Iterator[str]:
 def _changed(this: Plan, **changes: object) -> int:
     """The peak of a changed request with the same workspace."""
     costs = dataclasses.replace(this.costs, **changes)  # type: ignore[arg-type]
-    budget = min(this.workspace_bytes, default_workspace(costs.state_bytes, this.device))
+    budget = costs.budget(this.path, None, this.device)
     return costs.peak_bytes(costs.fit_blocks(budget, this.path), this.path)
 
 
