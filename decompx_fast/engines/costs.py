@@ -6,7 +6,6 @@ Phases do not overlap, so the peak is the state, the buffer that the blocks are 
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from dataclasses import dataclass
 
@@ -16,7 +15,6 @@ from ..config import DecompXConfig
 from ..linearize.layer import KEEP_BYTES
 from ..ops.products import COPIED_NUMBERS, WIDENED_NUMBERS
 from .blocks import block_length, wide
-from .memory import default_workspace
 from .shape import ModelShape
 
 #: How many numbers per position and source the sharing of one bias holds at once: dots, weights, their sum, the
@@ -25,15 +23,6 @@ SHARING_TEMPORARIES = 6
 
 #: How many tensors of the size of the FFN hidden an activation such as GELU holds while it is computed.
 ACTIVATION_TEMPORARIES = 4
-
-#: The part of the workspace that attention weights may take; more rows at once gain nothing once they are hundreds.
-ALPHA_PART = 4
-
-#: However little memory is asked for, blocks get this part of what is held without them.
-LEAST_PART = 4
-
-#: Steps of the search for the largest blocks: to a thousandth of the budget.
-BISECTIONS = 10
 
 #: Rows that the twin of `mixing` takes at once where keys can be skipped.
 MASKED_ROWS = 128
@@ -297,57 +286,6 @@ class Costs:
         layer = self.layer_bytes() + phases + branch
         return self.buffer_numel(blocks, path) * self.item + max(self.linearizing_bytes(), layer)
 
-    # Blocks -------------------------------------------------------------------------------------------------------
-
-    def floor_bytes(self, path: str) -> int:
-        """All but the state with the smallest blocks: most of it is what linearising takes anyway."""
-        return self.beside_bytes(SMALLEST, path)
-
-    def budget(self, path: str, asked: int | None, device: torch.device) -> int:
-        """What all but the state should fit in; ``asked``: what the user named, if anything.
-
-        Linearising a layer, and copies of its weights, take what they take. So the default is the room for blocks that
-        :func:`.memory.default_workspace` names, on top of it; and of less than is held anyway nothing is gained, while
-        everything would be computed a source and a row at a time.
-        """
-        floor = self.floor_bytes(path)
-        if asked is None:
-            return floor + default_workspace(self.state_bytes, device)
-        return max(asked, floor + floor // LEAST_PART)
-
-    def fit_blocks(self, budget: int, path: str) -> Blocks:
-        """The largest blocks with which all but the state fits in the budget; one source, one row at the least."""
-        low, high = 0, max(budget, 0)
-        blocks = self._blocks_for(high, path)
-        if self.beside_bytes(blocks, path) > budget:
-            blocks = SMALLEST
-            for _ in range(BISECTIONS):
-                middle = (low + high) // 2
-                found = self._blocks_for(middle, path)
-                if self.beside_bytes(found, path) <= budget:
-                    low, blocks = middle, found
-                else:
-                    high = middle
-        if path == "operator":  # rows that take the direct path after all make do with the buffer there is
-            rows = _clamp(self.buffer_numel(blocks, path) // self.direct_width(), self.positions)
-            blocks = dataclasses.replace(blocks, direct_rows=rows)
-        return blocks
-
-    def _blocks_for(self, room: int, path: str) -> Blocks:
-        """Blocks whose buffer and phase take ``room`` bytes, the constants of the layers aside."""
-        making, held = self.alpha_row_bytes()
-        whole = self.n * making <= room // ALPHA_PART
-        alpha_rows = self.n if whole else _clamp(room // ALPHA_PART // (making + held), self.n)
-        none = Blocks(1, alpha_rows, 1, 1)
-        per_source = self.source_width() * self.item + self.source_bytes()
-        sources = _clamp((room - self.mixing_bytes(none)) // per_source, self.k)
-        fixed = self.position_wise_bytes(none, path)
-        per_row = self.direct_width() * self.item + self.direct_row_bytes()
-        direct_rows = _clamp((room - fixed) // per_row, self.positions)
-        per_row = self.operator_width() * self.item + max(self.operator_row_bytes())
-        operator_rows = _clamp((room - fixed) // per_row, self.positions)
-        return Blocks(sources, alpha_rows, direct_rows, operator_rows)
-
     # Operations ---------------------------------------------------------------------------------------------------
 
     def flops(self, path: str) -> dict[str, int]:
@@ -379,10 +317,6 @@ class Costs:
             "last row": last,
         }
         return {name: max(int(count), 0) for name, count in parts.items()}
-
-
-def _clamp(value: int, most: int) -> int:
-    return max(1, min(int(value), most))
 
 
 def gib(n_bytes: int) -> str:

@@ -16,6 +16,7 @@ from ..errors import OptionError, PlanError
 from ..ops import native, products, usable
 from .costs import SMALLEST, Blocks, Costs, gib
 from .direct_path import is_one_op
+from .fitting import choose_blocks
 from .memory import available_bytes
 from .shape import ModelShape
 
@@ -84,11 +85,11 @@ def plan(
         copies=device.type == "cpu" and dtype is torch.float32 and products.way(dtype, "large") == "onednn",
     )
     chosen = _choose_path(costs, path)
-    budget = costs.budget(chosen, workspace_bytes, device)
+    budget, blocks = choose_blocks(costs, chosen, workspace_bytes, device)
     return Plan(
         costs=costs,
         path=chosen,
-        blocks=costs.fit_blocks(budget, chosen),
+        blocks=blocks,
         workspace_bytes=budget,
         device=device,
         available_bytes=available_bytes(device) if available is None else available,
@@ -226,8 +227,7 @@ def _ways_out(this: Plan) -> Iterator[str]:
 def _changed(this: Plan, **changes: object) -> int:
     """The peak of a changed request with the same workspace."""
     costs = dataclasses.replace(this.costs, **changes)  # type: ignore[arg-type]
-    budget = costs.budget(this.path, None, this.device)
-    return costs.peak_bytes(costs.fit_blocks(budget, this.path), this.path)
+    return costs.peak_bytes(choose_blocks(costs, this.path, None, this.device)[1], this.path)
 
 
 def _most_sources(this: Plan) -> int:
