@@ -92,7 +92,7 @@ def attribute(
     pulled = classes if wanted is None or by_class else wanted
 
     tape = _Tape(linearization, config, checkpoint_every)
-    parts = list(blocks(len(pulled), directions_at_once(*x.shape, x.element_size())))
+    parts = list(blocks(len(pulled), directions_at_once(x.shape[0], x.shape[1], x.shape[2], x.element_size())))
     found = [_pull(tape, pulled[part], x, config, sites=sites, last=part is parts[-1]) for part in parts]
     scores, bias_token, shares, components = _side_by_side(found)
     if config.bias_token_split is not None:
@@ -113,8 +113,9 @@ def attribute(
 #: gained by more of them, attention weights that serve them all, is small by then.
 GRADIENT_BYTES = 256 << 20
 
-#: Tensors of the size of the gradient that are held at once: itself, its branch, and the steps of an attention.
-GRADIENTS_HELD = 6
+#: Tensors of the size of the gradient that are held at once: itself, its branch, the steps of an
+#: attention, and its product with the state.
+GRADIENTS_HELD = 7
 
 
 def directions_at_once(b: int, n: int, d: int, item: int) -> int:

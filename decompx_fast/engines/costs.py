@@ -6,7 +6,6 @@ Phases do not overlap, so the peak is the state, the buffer that the blocks are 
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -317,8 +316,3 @@ class Costs:
             "last row": last,
         }
         return {name: max(int(count), 0) for name, count in parts.items()}
-
-
-def gib(n_bytes: int) -> str:
-    """A number of bytes for people."""
-    return f"{n_bytes / 2**30:.1f} GiB" if n_bytes >= 2**30 else f"{math.ceil(n_bytes / 2**20)} MiB"
