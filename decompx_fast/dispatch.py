@@ -101,6 +101,9 @@ def choose_engine(engine: str, config: DecompXConfig, *, grouped: bool, rows: bo
 #: operations.
 CLEARLY_CHEAPER = 2
 
+#: Up to so many directions cost little in any case, and ``auto`` stays with the engine that tells more.
+FEW_DIRECTIONS = 16
+
 
 @functools.lru_cache(maxsize=512)
 def cheaper_engine(
@@ -115,7 +118,7 @@ def cheaper_engine(
         sources: how many groups they form; ``None``: each is its own.
         directions: how many are explained.
     """
-    if directions <= (tokens if sources is None else sources):
+    if directions <= max(FEW_DIRECTIONS, tokens if sources is None else sources):
         return "adjoint"
     cpu = torch.device("cpu")  # operations are the same everywhere
     carried = plan(shape, tokens, sources, config=config, device=cpu)

@@ -134,7 +134,7 @@ def test_auto_takes_the_engine_that_costs_less():
     assert cheaper_engine(BASE, NONE, tokens=512, sources=None, directions=77) == "adjoint"
     assert cheaper_engine(BASE, NONE, tokens=512, sources=4, directions=77) == "forward"
     # Few tokens and few classes: the adjoint engine tells more, and costs about the same.
-    assert cheaper_engine(BASE, NONE, tokens=4, sources=None, directions=5) == "adjoint"
+    assert cheaper_engine(BASE, NONE, tokens=2, sources=None, directions=5) == "adjoint"
     # However many classes: no state of many gigabytes for a question that needs none.
     assert cheaper_engine(BASE, NONE, tokens=2048, sources=None, directions=100_000) == "adjoint"
 
