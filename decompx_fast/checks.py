@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -51,6 +52,30 @@ def check_tensors(explanation: Explanation) -> None:
                 f"the site {site.place!r} of layer {site.layer} must have the shape [{columns}], one value "
                 f"for each target, got {list(site.value.shape)}."
             )
+
+
+def own_tensors(explanation: Explanation) -> None:
+    """Copy every tensor that is a part of a larger one, such as that of a batch, which would be kept and pickled with
+    it."""
+    for name in ("scores", "target_logits", "logits", "bias_token"):
+        value = getattr(explanation, name)
+        if value is not None:
+            object.__setattr__(explanation, name, _owned(value))
+    for name in ("stages", "component_shares"):
+        found = {key: _owned(value) for key, value in getattr(explanation, name).items()}
+        object.__setattr__(explanation, name, found)
+    if explanation.bias_sites is not None:
+        sites = tuple(replace(site, value=_owned(site.value)) for site in explanation.bias_sites)
+        object.__setattr__(explanation, "bias_sites", sites)
+
+
+def _owned(value: torch.Tensor) -> torch.Tensor:
+    value = value.detach()
+    return (
+        value
+        if value.untyped_storage().nbytes() == value.nbytes
+        else value.clone(memory_format=torch.contiguous_format)
+    )
 
 
 def check_lengths(explanation: Explanation) -> None:

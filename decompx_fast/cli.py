@@ -27,7 +27,6 @@ from .errors import DecompXError, OptionError
 from .tables import FORMATS
 
 if TYPE_CHECKING:
-    from .engines.plan import Plan
     from .explainer import DecompX
 
 PROGRAM = "decompx-fast"
@@ -54,6 +53,16 @@ class Session:
     def keep(self, kept: str) -> None:
         """Say this with whatever ends the command."""
         self.kept = kept
+
+
+class _Mebibytes(click.IntRange):
+    """A whole number of MiB, as bytes."""
+
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Any:
+        return super().convert(value, parameter, context) << 20
+
+
+WORKSPACE = _Mebibytes(min=1)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -86,6 +95,8 @@ def cli() -> None:
 )
 @click.option("--device", metavar="DEVICE", help="Where to compute, such as cuda. [default: cpu]")
 @click.option("--batch-size", type=click.IntRange(min=1), metavar="N", help="Texts computed together. [default: fits]")
+@click.option("--sources", metavar="UNIT", help="What a source is: token, word or sentence. [default: token]")
+@click.option("--workspace", "workspace_bytes", type=WORKSPACE, metavar="MIB", help="Memory beside the state, in MiB.")
 @click.option("--truncate", is_flag=True, help="Cut texts that are too long for the model, with a warning.")
 @click.option("--words", is_flag=True, help="Merge the tokens of each word.")
 @click.option("--html", metavar="OUT", help="Write a page that shows the explanations.")
@@ -149,19 +160,20 @@ def explain(
 @click.option("--sources", type=click.IntRange(min=1), metavar="K", help="Groups of tokens. [default: each token]")
 @click.option("--batch", type=click.IntRange(min=1), default=1, show_default=True, metavar="B", help="Inputs at once.")
 @click.option("--bias", type=click.Choice(get_args(BiasRule)), help="How biases are shared. [default: absdot]")
+@click.option("--engine", metavar="ENGINE", help="forward or adjoint. [default: the one that would be taken]")
+@click.option("--workspace", "workspace_bytes", type=WORKSPACE, metavar="MIB", help="Memory beside the state, in MiB.")
 @click.option("--dtype", metavar="DTYPE", help="Precision of the decomposition, such as bfloat16.")
 @click.option("--device", metavar="DEVICE", help="Where to compute, such as cuda. [default: cpu]")
 @click.option("--path", metavar="PATH", help="direct or operator. [default: the one with fewer operations]")
 def plan(model: str | None, tokens: int, device: str | None, **options: Any) -> None:
-    """Print what the forward engine needs for N tokens: memory, operations, path, and what to do if it does not fit.
+    """Print what an explanation of N tokens needs: memory, operations, path, and what to do if it does not fit.
 
     Exit code 1 if it does not fit.
     """
     explainer = _load(model, device)
     wanted = {name: value for name, value in options.items() if value is not None}
     found = explainer.plan(tokens, **wanted)
-    for line in describe_plan(found):
-        click.echo(line)
+    click.echo(str(found))
     found.check()
 
 
@@ -213,23 +225,6 @@ def doctor() -> None:
     from .doctor import report
 
     report()
-
-
-def describe_plan(plan: Plan) -> Iterator[str]:
-    """A plan in a few lines."""
-    mib = 2**20
-    yield f"path          {plan.path}"
-    yield f"peak          {plan.peak_bytes / mib:,.0f} MiB beside the model"
-    yield f"  state       {plan.state_bytes / mib:,.0f} MiB"
-    yield f"  workspace   {plan.workspace_bytes / mib:,.0f} MiB"
-    if plan.available_bytes is not None:
-        yield f"free          {plan.available_bytes / mib:,.0f} MiB on {plan.device}"
-    yield f"operations    {plan.total_flops / 1e9:,.1f} GFLOP"
-    for name, flops in plan.flops.items():
-        yield f"  {name:<11} {flops / 1e9:,.1f}"
-    yield f"fits          {'yes' if plan.fits else 'no'}"
-    for way in plan.ways_out:
-        yield f"needs less    {way}"
 
 
 def _load(model: str | None, device: str | None) -> DecompX:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -11,7 +12,9 @@ from torch import Tensor
 
 from .config import LINEAR_BIAS_RULES, DecompXConfig
 from .engines import adjoint, forward, reference
+from .engines.adjoint_plan import AdjointPlan
 from .engines.attribution import Attribution
+from .engines.plan import ModelShape, plan
 from .errors import OptionError
 from .linearize.layer import Linearization
 from .ops import registry
@@ -24,6 +27,10 @@ PATHS = ("auto", "direct", "operator")
 #: For inputs of up to so many tokens the forward engine's linearisation is recorded too: to compute each layer a second
 #: time from its weights is then a good part of the whole, and what is held instead is little.
 RECORDED_TOKENS = 64
+
+
+#: Where the adjoint engine can answer too, the forward engine is not chosen for a state of more than so many bytes.
+STATE_BYTES = 1 << 30
 
 
 def records(engine: str, tokens: int) -> bool:
@@ -57,7 +64,7 @@ class Execution:
 
 
 def choose_engine(engine: str, config: DecompXConfig, *, grouped: bool, rows: bool = False) -> str:
-    """The engine that will compute: the named one, or the fastest that can answer.
+    """The engine that will compute: the named one, or the fastest that can answer; see also :func:`cheaper_engine`.
 
     Args:
         engine: one of :data:`ENGINES`.
@@ -88,6 +95,37 @@ def choose_engine(engine: str, config: DecompXConfig, *, grouped: bool, rows: bo
     except OptionError:
         return "reference"
     return "forward"
+
+
+#: The adjoint engine tells more, so ``auto`` leaves it only where the forward engine needs so many times fewer
+#: operations.
+CLEARLY_CHEAPER = 2
+
+#: Up to so many directions cost little in any case, and ``auto`` stays with the engine that tells more.
+FEW_DIRECTIONS = 16
+
+
+@functools.lru_cache(maxsize=512)
+def cheaper_engine(
+    shape: ModelShape, config: DecompXConfig, *, tokens: int, sources: int | None, directions: int
+) -> str:
+    """``adjoint`` or ``forward``, for a question that both answer: one pull-back for each direction, or one vector for
+    each source at every position.
+
+    Args:
+        shape, config: the model and the options.
+        tokens: of an input.
+        sources: how many groups they form; ``None``: each is its own.
+        directions: how many are explained.
+    """
+    if directions <= max(FEW_DIRECTIONS, tokens if sources is None else sources):
+        return "adjoint"
+    cpu = torch.device("cpu")  # operations are the same everywhere
+    carried = plan(shape, tokens, sources, config=config, device=cpu)
+    pulled = AdjointPlan(shape, tokens, 1, directions, torch.float32, config, cpu)
+    by_adjoint = pulled.total_flops - pulled.flops["forward pass"]
+    clearly = CLEARLY_CHEAPER * carried.total_flops < by_adjoint
+    return "forward" if clearly and carried.state_bytes <= STATE_BYTES else "adjoint"
 
 
 def adjoint_refusal(config: DecompXConfig, *, grouped: bool, rows: bool = False) -> str | None:

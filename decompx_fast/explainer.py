@@ -13,8 +13,10 @@ from torch import nn
 
 from .compiling import outside_compiler
 from .config import DecompXConfig
-from .dispatch import Execution, choose_engine, records
+from .dispatch import Execution, cheaper_engine, choose_engine, records
 from .encoding import Reader, with_ids
+from .engines.adjoint_plan import AdjointPlan
+from .engines.memory import available_bytes
 from .engines.plan import ModelShape, Plan, plan
 from .errors import InputError, OptionError
 from .explanation import Explanation, ProblemType
@@ -23,7 +25,6 @@ from .failure import Failure
 from .job import Job
 from .linearize.registry import (
     find_family,
-    input_limits,
     specification,
     unwrap,
 )
@@ -73,7 +74,8 @@ class DecompX:
         engine: which engine computes. ``auto`` takes the fastest that can answer.
         dtype: of the decomposition: ``"float64"``, ``"float32"``, ``"bfloat16"`` or a torch dtype. ``None``:
             float64 for a float64 model, float32 for all others.
-        batch_size: how many texts at most are computed together; ``None``: as many as fit 0.5 GiB.
+        batch_size: how many texts at most are computed together; ``None``: as many as fit
+            0.5 GiB.
         **options: single options of :class:`DecompXConfig`, such as ``bias="none"``.
 
     Raises:
@@ -226,10 +228,14 @@ class DecompX:
     def explain_iter(self, texts: Iterable[Any], **arguments: Any) -> Any:
         """Explain many inputs, yielding each as it is done, in order; memory does not grow with their number.
 
+        Inputs are read ahead, so that equally long ones can be computed together: 256 of them, or 16 times
+        ``batch_size``; with ``batch_size=1`` none, so that what yields the inputs may wait for a result before it
+        yields the next. If reading or iterating fails, what was read before is explained and yielded first.
+
         Args:
             texts: inputs as for :meth:`explain`; any iterable, read as it goes.
             targets: a class by name or index; a mapping of classes to weights (``{"A": 1, "B": -1}`` explains a
-                difference); several of these in a list; ``None``: all classes, at no extra cost.
+                difference); several of these in a list; ``None``: all classes.
             sources: what a source is: ``"token"``, ``"word"``, ``"sentence"``, or one group id per token.
             truncate: cut inputs that are too long for the model, with a warning, instead of refusing them.
             on_error: ``"raise"`` ends at the first input that cannot be explained, after those before it; ``"skip"``
@@ -255,27 +261,35 @@ class DecompX:
         *,
         sources: int | None = None,
         batch: int = 1,
+        engine: str | None = None,
+        targets: Any = None,
         dtype: str | torch.dtype | None = None,
         path: str = "auto",
         backend: str = "auto",
         workspace_bytes: int | None = None,
         **options: Any,
-    ) -> Plan:
-        """What the forward engine would need for inputs of some length, before anything is allocated.
+    ) -> Plan | AdjointPlan:
+        """What an explanation of inputs of some length needs, before anything is allocated.
+
+        It prints as a summary, in a notebook too. Bytes are those of tensors alive at one time; a process may hold on
+        to more memory that was freed.
 
         Args:
             tokens: how many tokens an input has.
             sources: how many groups they belong to; ``None``: each token is a source.
             batch: how many inputs are computed together.
+            engine, targets: as for :meth:`explain_iter`. With ``auto``, the plan is of the engine that would be taken;
+                the reference engine has none, so then it is of the forward engine, the only other that could answer.
             dtype: as for :class:`DecompX`.
             path, backend, workspace_bytes: as for :func:`decompx_fast.engines.forward.attribute`.
             **options: single options of :class:`DecompXConfig`.
 
         Returns:
-            Peak memory, operations, path and blocks, and what to do if it does not fit.
+            Peak memory, operations, path and blocks, and what to do if it does not fit; ``check()`` raises then.
 
         Raises:
-            OptionError: for a size or an option that does not exist, or a path that the model does not have.
+            OptionError: for a size or an option that does not exist, an engine that cannot answer or has no plan, or a
+                path that the model does not have.
         """
         for name, value in (("tokens", tokens), ("batch", batch), ("sources", 1 if sources is None else sources)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -284,21 +298,37 @@ class DecompX:
             raise OptionError(f"sources={sources} groups cannot be made of tokens={tokens}: use at most as many")
         execution = Execution(path, backend, workspace_bytes)
         config = self.config.replace(**options)
-        choose_engine("forward", config, grouped=sources is not None)
+        asked = self.engine if engine is None else engine
+        chosen = choose_engine(asked, config, grouped=sources is not None)
+        if chosen == "reference":
+            raise OptionError(
+                "the reference engine has no plan: use engine='forward' for the plan of the forward engine"
+            )
+        spec = specification(self.model)
+        shape, limit = ModelShape.from_spec(spec), spec.limits.positions
+        directions = resolve_targets(targets, self.labels).pulled(config)
+        if asked == "auto" and chosen == "adjoint":
+            chosen = cheaper_engine(shape, config, tokens=tokens, sources=sources, directions=directions)
         model_dtype = next(self.model.parameters()).dtype
         default = torch.float64 if model_dtype == torch.float64 else torch.float32
+        wanted = _check_dtype(dtype) or self.dtype or default
+        if chosen == "adjoint":
+            constants = wanted if wanted.itemsize >= 4 else torch.float32
+            free = available_bytes(self.device)
+            return AdjointPlan(shape, tokens, batch, directions, constants, config, self.device, free, limit)
         return plan(
-            ModelShape.from_spec(specification(self.model)),
+            shape,
             tokens,
             sources,
             batch,
-            dtype=_check_dtype(dtype) or self.dtype or default,
+            dtype=wanted,
             config=config,
             path=execution.path,
             backend=execution.backend,
             recorded=records("forward", tokens),
             workspace_bytes=execution.workspace_bytes,
             device=self.device,
+            limit=limit,
         )
 
     @outside_compiler
@@ -327,6 +357,7 @@ class DecompX:
             raise OptionError(f"on_error={on_error!r}: use 'raise' or 'skip'")
         skip = on_error == "skip"
         check_unit(sources)
+        spec = specification(self.model)
         job = Job(
             explainer=self,
             config=self.config.replace(**options),
@@ -335,9 +366,10 @@ class DecompX:
             targets=resolve_targets(targets, self.labels),
             sources=sources,
             execution=Execution(path, backend, workspace_bytes),
+            shape=ModelShape.from_spec(spec),
             positions=_check_positions(positions),
         )
-        limits = input_limits(self.model)
+        limits = spec.limits
         reader = Reader(
             self.tokenizer, limits.positions, sizes=limits.sizes, truncate=truncate, skip=skip, device=self.device
         )
@@ -348,7 +380,7 @@ class DecompX:
         total = len(texts) if isinstance(texts, Sequence) and not single else None
         pairs = with_sources(encoded, sources, skip=skip)
         run = job.run_or_fail if skip else job.run
-        return stream(run, pairs, batch_size=size, total=total, progress=progress), single
+        return stream(run, pairs, batch_size=size, total=total, progress=progress, bytes_of=job.bytes_of), single
 
 
 def _refuse_misspelt_arguments(options: Mapping[str, Any]) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, SupportsIndex, TypeA
 
 import torch
 
-from .checks import check_choice, check_lengths, check_spans, check_tensors
+from .checks import check_choice, check_lengths, check_spans, check_tensors, own_tensors
 from .errors import InputError
 from .words import Span
 
@@ -129,6 +129,7 @@ class Explanation:
         ):
             check_choice(name, getattr(self, name), get_args(allowed))
         check_tensors(self)
+        own_tensors(self)
         check_lengths(self)
         check_spans(self.spans, self.texts)
 

@@ -10,9 +10,12 @@ import torch
 
 from .compiling import outside_compiler
 from .config import DecompXConfig
-from .dispatch import Execution, attribute, choose_engine, records
+from .dispatch import Execution, attribute, cheaper_engine, choose_engine, records
 from .encoding import Encoded
+from .engines.adjoint import GRADIENTS_HELD
+from .engines.adjoint_plan import AdjointPlan
 from .engines.attribution import Attribution
+from .engines.plan import ModelShape
 from .errors import InputError, OptionError
 from .explanation import Explanation, Site
 from .failure import OF_AN_INPUT, Failure
@@ -39,6 +42,7 @@ class Job:
         targets: Targets,
         sources: Any,
         execution: Execution,
+        shape: ModelShape,
         positions: Sequence[int] = (),
     ) -> None:
         if not config.head and not targets.is_all:
@@ -47,21 +51,46 @@ class Job:
         self.config = config
         grouped = not (isinstance(sources, str) and sources == "token")
         self.engine = choose_engine(engine, config, grouped=grouped, rows=bool(positions))
+        self.chooses = engine == "auto" and self.engine == "adjoint"
+        self.shape = shape
         self.dtype = dtype
         self.targets = targets
         self.execution = execution
         self.positions = tuple(positions)
 
+    def engine_for(self, pair: Pair) -> str:
+        """The engine that answers for inputs of this length: with ``auto``, the one that costs less."""
+        encoded, sources = pair
+        if not self.chooses:
+            return self.engine
+        groups = None if sources is None else len(sources)
+        return cheaper_engine(
+            self.shape, self.config, tokens=len(encoded), sources=groups, directions=self.targets.pulled(self.config)
+        )
+
+    def bytes_of(self, pair: Pair) -> int:
+        """What one such input takes while it is computed, roughly: the state, or all that the adjoint engine holds."""
+        encoded, sources = pair
+        n, constants = len(encoded), torch.float64 if self.dtype is torch.float64 else torch.float32
+        if self.engine_for(pair) == "adjoint":
+            directions = self.targets.pulled(self.config)
+            plan = AdjointPlan(self.shape, n, 1, directions, constants, self.config, self.explainer.device)
+            gradients = directions * GRADIENTS_HELD * n * self.shape.d * constants.itemsize
+            return plan.states_bytes + plan.results_bytes + gradients
+        k = (n if sources is None else len(sources)) + (self.config.bias == "bias_token")
+        return n * k * self.shape.d * (self.dtype or constants).itemsize
+
     @outside_compiler
     def run(self, batch: Sequence[Pair]) -> list[Explanation]:
         """Explain inputs of the same length and the same number of sources."""
         start = time.perf_counter()
+        engine = self.engine_for(batch[0])
         with plain_mode(self.explainer.device):
-            linearization = self._linearize([encoded for encoded, _ in batch])
-            attribution = self._attribute(linearization, [sources for _, sources in batch])
+            linearization = self._linearize([encoded for encoded, _ in batch], engine)
+            attribution = self._attribute(linearization, [sources for _, sources in batch], engine)
         seconds = (time.perf_counter() - start) / len(batch)
         return [
-            self._explanation(n, encoded, sources, linearization, attribution, seconds)
+            self._explanation(n, encoded, sources, linearization, attribution, seconds, engine)
             for n, (encoded, sources) in enumerate(batch)
         ]
 
@@ -74,14 +103,14 @@ class Job:
                 return [Failure.of(batch[0][0].number, error)]
         return [found for pair in batch for found in self.run_or_fail([pair])]
 
-    def _linearize(self, batch: Sequence[Encoded]) -> HuggingFaceLinearization:
+    def _linearize(self, batch: Sequence[Encoded], engine: str) -> HuggingFaceLinearization:
         device = self.explainer.device
         names = batch[0].inputs.keys()
         inputs = {name: torch.stack([encoded.inputs[name] for encoded in batch]).to(device) for name in names}
         constants = self.dtype
         if constants is not None and constants.itemsize < 4:
             constants = torch.float32
-        record = records(self.engine, len(batch[0]))
+        record = records(engine, len(batch[0]))
         linearization = linearize(self.explainer.model, inputs, dtype=constants, record=record)
         classes, labels = linearization.logits.shape[1], self.explainer.labels
         if classes != len(labels):
@@ -91,12 +120,14 @@ class Job:
             )
         return linearization
 
-    def _attribute(self, linearization: HuggingFaceLinearization, sources: Sequence[Sources | None]) -> Attribution:
+    def _attribute(
+        self, linearization: HuggingFaceLinearization, sources: Sequence[Sources | None], engine: str
+    ) -> Attribution:
         ids = None
         if sources[0] is not None:
             ids = torch.stack([s.ids for s in sources if s is not None]).to(linearization.embedding.device)
         return attribute(
-            self.engine,
+            engine,
             linearization,
             self.config,
             dtype=self.dtype,
@@ -114,6 +145,7 @@ class Job:
         linearization: HuggingFaceLinearization,
         attribution: Attribution,
         seconds: float,
+        engine: str,
     ) -> Explanation:
         config, targets = self.config, self.targets
         logits = linearization.logits[n].cpu()
@@ -153,19 +185,19 @@ class Job:
             completeness_error=error,
             bias_token=bias_token,
             options=config.to_dict(),
-            engine=self.engine,  # type: ignore[arg-type]
+            engine=engine,  # type: ignore[arg-type]
             time_s=seconds,
             source_unit="token" if sources is None else sources.unit,
             stages={name: value[n].cpu() for name, value in attribution.stages.items()},
             bias_sites=sites,
             component_shares={name: value[n].cpu() for name, value in attribution.components.items()},
-            metadata=self._metadata(linearization, encoded),
+            metadata=self._metadata(linearization, encoded, engine),
         )
 
-    def _metadata(self, linearization: HuggingFaceLinearization, encoded: Encoded) -> Mapping[str, Any]:
+    def _metadata(self, linearization: HuggingFaceLinearization, encoded: Encoded, engine: str) -> Mapping[str, Any]:
         model = unwrap(self.explainer.model)
         constants = linearization.embedding.dtype  # the adjoint engine has no decomposed state of another dtype
-        dtype = constants if self.dtype is None or self.engine == "adjoint" else self.dtype
+        dtype = constants if self.dtype is None or engine == "adjoint" else self.dtype
         return {
             "model": self.explainer.name or getattr(model.config, "name_or_path", "") or type(model).__name__,
             "architecture": type(model).__name__,

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .config import DecompXConfig
 from .errors import InputError, shown
 from .forms import as_tensor
 
@@ -35,6 +36,12 @@ class Targets:
     def is_all(self) -> bool:
         """Whether the columns are all the classes in their order."""
         return self.ids == tuple(range(self.directions.shape[1]))
+
+    def pulled(self, config: DecompXConfig) -> int:
+        """How many directions the adjoint engine pulls back: the classes themselves where they are fewer, or where a
+        split is weighed by the vectors over all of them."""
+        columns, classes = self.directions.shape
+        return classes if config.bias_token_split is not None else min(columns, classes)
 
     def select(self, values: Tensor) -> Tensor:
         """``[..., C]`` to ``[..., m]``: the columns' values from those of all classes."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 import subprocess
 import sys
 
@@ -168,14 +170,41 @@ def test_plan_prints_memory_operations_and_path(capsys, folder):
     for word in ("path", "peak", "state", "GFLOP", "fits"):
         assert word in out
     state = 40 * 40 * 16 * 4  # the hidden size of the tiny model is 16
-    assert f"state       {state / 2**20:,.0f} MiB" in out
+    assert f"  state             {math.ceil(state / 2**20)} MiB" in out
 
 
 def test_plan_that_does_not_fit_says_what_to_do(capsys, folder):
-    code, out, err = run(capsys, "plan", "--model", folder, "--tokens", "2000000", "--dtype", "float32")
+    code, out, err = run(capsys, "plan", "--model", folder, "--tokens", "40", "--batch", "100000000")
     assert code == 1
-    assert "fits          no" in out
-    assert err.count("\n") == 1 and "adjoint" in err
+    assert re.search(r"^fits +no$", out, re.MULTILINE)
+    assert err.count("\n") == 1 and "--batch-size 1" in err
+
+
+def test_plan_of_more_tokens_than_the_model_has_positions_offers_no_memory_for_them(capsys, folder):
+    code, out, err = run(capsys, "plan", "--model", folder, "--tokens", "2000000")
+    assert code == 1
+    assert err.count("\n") == 1 and "--truncate" in err
+    assert re.search(r"the model has positions for \d+ tokens", err)
+    assert "bfloat16" not in err + out and "GiB are free" not in err
+
+
+def test_plan_advises_options_that_the_command_has(capsys, folder):
+    _, out, _ = run(capsys, "plan", "--model", folder, "--tokens", "40", "--batch", "100000000")
+    advised = set(re.findall(r"--[a-z-]+", out))
+    assert {"--batch-size", "--engine"} <= advised
+    _, help_, _ = run(capsys, "explain", "--help")
+    assert {"--sources", "--workspace", "--dtype", "--truncate"} | advised <= set(re.findall(r"--[a-z-]+", help_))
+
+
+def test_workspace_and_sources_reach_the_engine(capsys, folder):
+    text = "a joy. to watch it again!"
+    one = run(capsys, "explain", text, "--model", folder, "--json", "-", "--sources", "sentence", "--workspace", "1")
+    assert one[0] == 0, one
+    assert json.loads(one[1])[0]["source_unit"] == "sentence"
+    code, out, _ = run(capsys, "plan", "--model", folder, "--tokens", "40", "--workspace", "7")
+    assert code == 0 and "to fit in 7 MiB" in out
+    code, out, _ = run(capsys, "plan", "--model", folder, "--tokens", "40", "--engine", "adjoint", "--bias", "none")
+    assert code == 0 and "forward passes" in out
 
 
 def test_doctor_names_versions_devices_and_backends(capsys):

@@ -192,8 +192,10 @@ def test_a_plan_that_does_not_fit_says_so_with_numbers_and_ways_out():
     message = str(error.value)
     assert "96.0 GiB of it for the decomposed state in float32" in message
     assert "16.0 GiB are free on cpu" in message
-    for way in ("inputs one at a time", "dtype=bfloat16", "sources in groups, at most", "engine='adjoint'"):
+    for way in ("sources in groups, at most", "engine='adjoint'"):
         assert way in message
+    # One input takes 48 GiB, two in bfloat16 take as much, and one in bfloat16 takes 24: none of it is a way out.
+    assert "one at a time" not in message and "bfloat16" not in message
     groups = int(message.split("at most ")[1].split()[0])
     assert plan(BERT_BASE, 4096, groups, 2, available=16 << 30).fits
     assert not plan(BERT_BASE, 4096, groups + 200, 2, available=16 << 30).fits

@@ -14,7 +14,8 @@ gives ``dy/dx``, and ``g`` at every site, that is, wherever a bias ``b`` is adde
 
 Which vectors are not zero follows from who attends whom: a position reaches a range of sources (:class:`Reach`).
 
-Memory: the inputs of the sublayers, one layer's constants, the gradient and a bounded workspace; linear in ``N``.
+Memory: the inputs of the sublayers, one layer's constants, the gradients of as many directions as fit in a bounded
+workspace, and that; linear in ``N``.
 Time: the forward pass, the queries, keys and pre-activations once more where they were not kept, and the transposes.
 With a recorded linearisation (:mod:`..linearize.record`) the forward pass is the user's own; with another one there is
 a second, which computes every layer from its weights.
@@ -23,7 +24,7 @@ a second, which computes every layer from its weights.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -44,6 +45,7 @@ from ..linearize.layer import (
 )
 from .attribution import Attribution, SiteShare
 from .bias import add_bias
+from .blocks import blocks
 from .pullback import pull_attention, pull_feed_forward, pull_head_step, pull_norm
 
 
@@ -90,16 +92,11 @@ def attribute(
     pulled = classes if wanted is None or by_class else wanted
 
     tape = _Tape(linearization, config, checkpoint_every)
-    ledger = _Ledger(x.shape[0], len(pulled), x.shape[1], config, like=x, keep_sites=sites)
-    g, rows = _pull_head(tape, pulled, config, ledger)
-    for layer, reach in tape.backwards():
-        g, rows = _pull_layer(layer, reach, g, rows, config, ledger)
-    ledger.credit((g * x[:, None, rows]).sum(-1), rows)
-
-    scores, bias_token, shares = ledger.total_scores().transpose(1, 2), ledger.bias_token, ledger.shares()
+    parts = list(blocks(len(pulled), directions_at_once(x.shape[0], x.shape[1], x.shape[2], x.element_size())))
+    found = [_pull(tape, pulled[part], x, config, sites=sites, last=part is parts[-1]) for part in parts]
+    scores, bias_token, shares, components = _side_by_side(found)
     if config.bias_token_split is not None:
         scores, bias_token = add_bias(scores, bias_token, config.bias_token_split), None
-    components = ledger.components
     if by_class and wanted is not None:
         components = {name: value @ wanted.T for name, value in components.items()}
         scores, bias_token = scores @ wanted.T, None if bias_token is None else bias_token @ wanted.T
@@ -109,6 +106,51 @@ def attribute(
     gap = (total - truth).abs().amax(-1).double()
     return Attribution(
         scores.contiguous(), bias_token, gap, sites=tuple(shares) if sites else None, components=components
+    )
+
+
+#: Gradients of so many bytes are pulled back at once, with what is made of them; further directions wait. What is
+#: gained by more of them, attention weights that serve them all, is small by then.
+GRADIENT_BYTES = 256 << 20
+
+#: Tensors of the size of the gradient that are held at once: itself, its branch, the steps of an
+#: attention, and its product with the state.
+GRADIENTS_HELD = 7
+
+
+def directions_at_once(b: int, n: int, d: int, item: int) -> int:
+    """How many directions are pulled back together through ``b`` inputs of ``n`` positions."""
+    return max(GRADIENT_BYTES // (GRADIENTS_HELD * b * n * d * item), 1)
+
+
+#: Scores ``[b, k, m]``, the bias token ``[b, m]``, the sites, and the components of some directions.
+_Pulled = tuple[Tensor, Tensor | None, list[SiteShare], dict[str, Tensor]]
+
+
+def _pull(tape: _Tape, directions: Tensor, x: Tensor, config: DecompXConfig, *, sites: bool, last: bool) -> _Pulled:
+    """Some directions ``[m, c]`` back through the whole model; ``last``: the tape is not read again."""
+    ledger = _Ledger(x.shape[0], len(directions), x.shape[1], config, like=x, keep_sites=sites)
+    g, rows = _pull_head(tape, directions, config, ledger)
+    for layer, reach in tape.backwards(keep=not last):
+        g, rows = _pull_layer(layer, reach, g, rows, config, ledger)
+    ledger.credit((g * x[:, None, rows]).sum(-1), rows)
+    return ledger.total_scores().transpose(1, 2), ledger.bias_token, ledger.shares(), ledger.components
+
+
+def _side_by_side(found: list[_Pulled]) -> _Pulled:
+    """What was found for each block of directions, as if they had been one."""
+    if len(found) == 1:
+        return found[0]
+    scores, bias_tokens, shares, components = zip(*found, strict=True)
+    known = [bias_token for bias_token in bias_tokens if bias_token is not None]
+    return (
+        torch.cat(scores, dim=-1),
+        torch.cat(known, dim=-1) if known else None,
+        [
+            replace(same[0], value=torch.cat([share.value for share in same], dim=-1))
+            for same in zip(*shares, strict=True)
+        ],
+        {name: torch.cat([part[name] for part in components], dim=-1) for name in components[0]},
     )
 
 
@@ -212,15 +254,16 @@ class _Tape:
         self.head = linearization.head(output)
         self.reach_of_head = reach
 
-    def backwards(self) -> Iterator[tuple[LinearizedLayer, Reach | None]]:
-        """The layers from the last to the first, each with what its input reaches."""
+    def backwards(self, *, keep: bool) -> Iterator[tuple[LinearizedLayer, Reach | None]]:
+        """The layers from the last to the first, each with what its input reaches; ``keep``: to be read once more."""
         for index in reversed(range(len(self._reaches))):
-            layer = self._layers.pop(index, None)
+            layer = self._layers.get(index) if keep else self._layers.pop(index, None)
             if layer is None:
                 layer = self._linearization.layer(index, self._state(index))
             elif not layer.complete:
                 layer = self._linearization.restore(layer)
-            self._states.pop(index, None)
+            if not keep or index % self._every:
+                self._states.pop(index, None)
             yield layer, self._reaches[index]
 
     def _state(self, index: int) -> Tensor:

@@ -6,8 +6,6 @@ Phases do not overlap, so the peak is the state, the buffer that the blocks are 
 
 from __future__ import annotations
 
-import dataclasses
-import math
 from dataclasses import dataclass
 
 import torch
@@ -25,9 +23,6 @@ SHARING_TEMPORARIES = 6
 #: How many tensors of the size of the FFN hidden an activation such as GELU holds while it is computed.
 ACTIVATION_TEMPORARIES = 4
 
-#: The part of the workspace that attention weights may take; more rows at once gain nothing once they are hundreds.
-ALPHA_PART = 4
-
 #: Rows that the twin of `mixing` takes at once where keys can be skipped.
 MASKED_ROWS = 128
 
@@ -40,6 +35,9 @@ class Blocks:
     alpha_rows: int
     direct_rows: int
     operator_rows: int
+
+
+SMALLEST = Blocks(1, 1, 1, 1)
 
 
 @dataclass(frozen=True)
@@ -288,37 +286,6 @@ class Costs:
         layer = self.layer_bytes() + phases + branch
         return self.buffer_numel(blocks, path) * self.item + max(self.linearizing_bytes(), layer)
 
-    # Blocks -------------------------------------------------------------------------------------------------------
-
-    def fit_blocks(self, budget: int, path: str) -> Blocks:
-        """The largest blocks with which all but the state fits in the budget; one source, one row at the least."""
-        room = budget
-        for _ in range(8):
-            blocks = self._blocks_for(room, path)
-            excess = self.beside_bytes(blocks, path) - budget
-            if excess <= 0 or room <= 0:
-                break
-            room -= excess
-        if path == "operator":  # rows that take the direct path after all make do with the buffer there is
-            rows = _clamp(self.buffer_numel(blocks, path) // self.direct_width(), self.positions)
-            blocks = dataclasses.replace(blocks, direct_rows=rows)
-        return blocks
-
-    def _blocks_for(self, room: int, path: str) -> Blocks:
-        making, held = self.alpha_row_bytes()
-        whole = self.n * making <= room // ALPHA_PART
-        alpha_rows = self.n if whole else _clamp(room // ALPHA_PART // (making + held), self.n)
-        none = Blocks(1, alpha_rows, 1, 1)
-        fixed = self.layer_bytes() + self.mixing_bytes(none)
-        per_source = self.source_width() * self.item + self.source_bytes()
-        sources = _clamp((room - fixed) // per_source, self.k)
-        fixed = self.layer_bytes() + self.position_wise_bytes(none, path)
-        per_row = self.direct_width() * self.item + self.direct_row_bytes()
-        direct_rows = _clamp((room - fixed) // per_row, self.positions)
-        per_row = self.operator_width() * self.item + max(self.operator_row_bytes())
-        operator_rows = _clamp((room - fixed) // per_row, self.positions)
-        return Blocks(sources, alpha_rows, direct_rows, operator_rows)
-
     # Operations ---------------------------------------------------------------------------------------------------
 
     def flops(self, path: str) -> dict[str, int]:
@@ -350,12 +317,3 @@ class Costs:
             "last row": last,
         }
         return {name: max(int(count), 0) for name, count in parts.items()}
-
-
-def _clamp(value: int, most: int) -> int:
-    return max(1, min(int(value), most))
-
-
-def gib(n_bytes: int) -> str:
-    """A number of bytes for people."""
-    return f"{n_bytes / 2**30:.1f} GiB" if n_bytes >= 2**30 else f"{math.ceil(n_bytes / 2**20)} MiB"

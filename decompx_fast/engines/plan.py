@@ -6,17 +6,22 @@ The engine takes the path and the blocks of a plan as they are.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from ..config import LINEAR_BIAS_RULES, DecompXConfig
-from ..errors import OptionError, PlanError
+from ..errors import OptionError
 from ..ops import native, product_choices, products, usable
-from .costs import Blocks, Costs, gib
+from .adjoint_plan import AdjointPlan
+from .costs import Blocks, Costs
 from .direct_path import is_one_op
-from .memory import available_bytes, default_workspace
+from .fitting import choose_blocks
+from .memory import available_bytes
+from .plan_text import PlanText, gib
 from .shape import ModelShape
 
 __all__ = ["PATHS", "Blocks", "ModelShape", "Plan", "plan", "rule_refusal"]
@@ -41,6 +46,7 @@ def plan(
     device: torch.device | str = "cpu",
     available: int | None = None,
     recorded: bool = False,
+    limit: int | None = None,
 ) -> Plan:
     """Plan an explanation by the forward engine.
 
@@ -53,11 +59,12 @@ def plan(
         config: the options; ``None`` for the defaults.
         path: ``direct``, ``operator``, or ``auto`` for the one with fewer operations.
         backend: of the ops: plain PyTorch needs room for intermediate results.
-        workspace_bytes: what all but the state should fit in; ``None`` for :func:`.memory.default_workspace`. Where
-            one source or one row needs more, it takes that.
+        workspace_bytes: what all but the state should fit in; ``None`` for what :func:`.fitting.choose_blocks` finds.
+            Where linearising a layer needs more, it takes that.
         device: where it runs.
         available: free bytes there; ``None`` to ask the system.
         recorded: whether the linearisation will hold what the model multiplied, which then counts too.
+        limit: how many positions the model has; ``None`` for any number.
 
     Returns:
         The plan; its ``check()`` raises where it does not fit.
@@ -67,6 +74,23 @@ def plan(
     """
     device = torch.device(device)
     config = DecompXConfig() if config is None else config
+    available = available_bytes(device) if available is None else available
+    again = functools.partial(
+        plan,
+        shape=shape,
+        n_tokens=n_tokens,
+        n_sources=n_sources,
+        batch=batch,
+        dtype=dtype,
+        config=config,
+        path=path,
+        backend=backend,
+        workspace_bytes=workspace_bytes,
+        device=device,
+        available=available,
+        recorded=recorded,
+        limit=limit,
+    )
     kernels, in_native = _has_kernels(backend, device, dtype), _has_native(backend, device, dtype)
     costs = Costs(
         shape=shape,
@@ -84,14 +108,16 @@ def plan(
         copies=_kinds_by("onednn", device, dtype),
     )
     chosen = _choose_path(costs, path)
-    budget = default_workspace(costs.state_bytes, device) if workspace_bytes is None else workspace_bytes
+    budget, blocks = choose_blocks(costs, chosen, workspace_bytes, device)
     return Plan(
         costs=costs,
         path=chosen,
-        blocks=costs.fit_blocks(budget, chosen),
+        blocks=blocks,
         workspace_bytes=budget,
+        limit=limit,
         device=device,
-        available_bytes=available_bytes(device) if available is None else available,
+        available_bytes=available,
+        again=again,
     )
 
 
@@ -135,8 +161,8 @@ def _kinds_by(way: str, device: torch.device, dtype: torch.dtype) -> frozenset[s
     )
 
 
-@dataclass(frozen=True)
-class Plan:
+@dataclass(frozen=True, repr=False)
+class Plan(PlanText):
     """What an explanation will cost, and how it runs.
 
     Attributes:
@@ -146,6 +172,8 @@ class Plan:
         workspace_bytes: what all but the state was to fit in.
         device: where it runs.
         available_bytes: what is free there, ``None`` if that is unknown.
+        again: makes the plan of the same request, but for what is given by name, as for :func:`plan`.
+        limit: how many positions the model has; ``None`` for any number.
     """
 
     costs: Costs
@@ -154,6 +182,13 @@ class Plan:
     workspace_bytes: int
     device: torch.device
     available_bytes: int | None
+    again: Callable[..., Plan] = dataclasses.field(compare=False)
+    limit: int | None = None
+
+    @property
+    def n(self) -> int:
+        """Positions of an input."""
+        return self.costs.n
 
     @property
     def state_bytes(self) -> int:
@@ -164,11 +199,6 @@ class Plan:
     def peak_bytes(self) -> int:
         """The most that is allocated at one time, the model's weights and the linearisation's inputs aside."""
         return self.costs.peak_bytes(self.blocks, self.path)
-
-    @property
-    def floor_bytes(self) -> int:
-        """The same with the smallest blocks."""
-        return self.costs.peak_bytes(Blocks(1, 1, 1, 1), self.path)
 
     @property
     def buffer_numel(self) -> int:
@@ -185,66 +215,115 @@ class Plan:
         return sum(self.flops.values())
 
     @property
-    def fits(self) -> bool:
-        """Whether the free memory suffices, as far as it is known."""
-        return self.available_bytes is None or self.peak_bytes <= self.available_bytes
-
-    @property
-    def ways_out(self) -> tuple[str, ...]:
-        """What would need less memory, and how much."""
-        return tuple(_ways_out(self))
-
-    def check(self) -> None:
-        """Refuse what does not fit.
-
-        Raises:
-            PlanError: with the numbers and the ways out.
-        """
-        if self.fits:
-            return
-        assert self.available_bytes is not None
-        costs, ways = self.costs, "; ".join(self.ways_out)
-        raise PlanError(
-            f"{costs.batch} x {costs.n} tokens with {costs.k} sources each need {gib(self.peak_bytes)} beside the "
-            f"model, {gib(self.state_bytes)} of it for the decomposed state in {_name(costs.dtype)}, and "
-            f"{gib(self.available_bytes)} are free on {self.device}. Ways out: {ways}"
+    def rows(self) -> tuple[tuple[str, str], ...]:
+        """What it says, line by line."""
+        costs = self.costs
+        beside = self.peak_bytes - self.state_bytes - costs.kept_bytes()
+        return (
+            ("engine", "forward"),
+            ("path", self.path),
+            ("input", f"{costs.batch} x {costs.n} tokens, {costs.k} sources each, in {_name(costs.dtype)}"),
+            ("peak", f"{gib(self.peak_bytes)} of tensors beside the model"),
+            ("  state", gib(self.state_bytes)),
+            ("  workspace", f"{gib(beside)}, to fit in {gib(self.workspace_bytes)}"),
+            ("  kept", gib(costs.kept_bytes())),
+            *self.rows_of_memory(),
+            ("operations", f"{self.total_flops / 1e9:,.1f} GFLOP"),
+            *((f"  {name}", f"{flops / 1e9:,.1f}") for name, flops in self.flops.items()),
+            *self.rows_of_fit(),
         )
 
+    def needs(self) -> str:
+        costs = self.costs
+        return (
+            f"{costs.batch} x {costs.n} tokens with {costs.k} sources each need {gib(self.peak_bytes)} beside the "
+            f"model, {gib(self.state_bytes)} of it for the decomposed state in {_name(costs.dtype)}"
+        )
 
-def _ways_out(this: Plan) -> Iterator[str]:
+    def find_ways_out(self) -> Iterator[str]:
+        """What would fit, the least change first; where this fits, what would need clearly less."""
+        yield from _smaller(self)
+        if not self.fits:
+            yield from _groups(self)
+        yield from _adjoint(self)
+
+
+def _smaller(this: Plan) -> Iterator[str]:
+    """All single changes that suffice; where none does, the first of the smallest combinations that do."""
     costs = this.costs
-    if this.floor_bytes < 0.9 * this.peak_bytes:
-        yield f"a smaller workspace, down to {gib(this.floor_bytes)} in all"
-    if costs.batch > 1:
-        yield f"inputs one at a time, {gib(_changed(this, batch=1))}"
-    for dtype in (torch.float32, torch.bfloat16):
-        if dtype.itemsize < costs.dtype.itemsize:
-            yield f"dtype={_name(dtype)}, {gib(_changed(this, dtype=dtype))}"
-    groups = _most_sources(this)
-    if groups:
-        yield f"sources in groups, at most {groups} of them (words, sentences or segments)"
-    if costs.config.bias in LINEAR_BIAS_RULES:
-        yield "engine='adjoint', which keeps no decomposed state"
-    else:
-        rules = ", ".join(repr(rule) for rule in LINEAR_BIAS_RULES)
-        yield f"engine='adjoint' with one of the bias rules {rules}, which keeps no decomposed state"
+    dtypes = [dtype for dtype in (torch.float32, torch.bfloat16) if dtype.itemsize < costs.dtype.itemsize]
+    choices: list[list[tuple[str, object] | None]] = [
+        [None, ("workspace_bytes", 1)],
+        [None, *([("batch", 1)] if costs.batch > 1 else [])],
+        [None, *(("dtype", dtype) for dtype in dtypes)],
+    ]
+    combinations = [[change for change in some if change is not None] for some in itertools.product(*choices)]
+    for size in (1, 2, 3):
+        found = False
+        for changes in combinations:
+            if len(changes) != size:
+                continue
+            other = this.again(**dict(changes))
+            if other.fits and other.peak_bytes < 0.9 * this.peak_bytes:
+                yield f"{_in_words([name for name, _ in changes], other)}, {gib(other.peak_bytes)}"
+                found = True
+                if size > 1:
+                    return
+        if found or this.fits:
+            return
 
 
-def _changed(this: Plan, **changes: object) -> int:
-    """The peak of a changed request with the same workspace."""
-    costs = dataclasses.replace(this.costs, **changes)  # type: ignore[arg-type]
-    budget = min(this.workspace_bytes, default_workspace(costs.state_bytes, this.device))
-    return costs.peak_bytes(costs.fit_blocks(budget, this.path), this.path)
+def _in_words(changed: list[str], other: Plan) -> str:
+    """How the user asks for these changes, in Python and on the command line."""
+    least, dtype = max(other.workspace_bytes >> 20, 1), _name(other.costs.dtype)
+    words = {
+        "batch": "inputs one at a time (batch_size=1, --batch-size 1)",
+        "dtype": f"dtype={dtype} (--dtype {dtype})",
+        "workspace_bytes": f"a smaller workspace (workspace_bytes={least} << 20, --workspace {least})",
+    }
+    return " with ".join(words[name] for name in words if name in changed)
 
 
-def _most_sources(this: Plan) -> int:
-    """With how many sources it would fit: by bisection, since more sources never need less."""
-    low, high = 0, this.costs.k
-    while this.available_bytes is not None and high - low > 1:
-        middle = (low + high) // 2
-        fits = _changed(this, k=middle, grouped=True) <= this.available_bytes
-        low, high = (middle, high) if fits else (low, middle)
-    return low - (this.costs.config.bias == "bias_token")
+def _groups(this: Plan) -> Iterator[str]:
+    """With how many sources it would fit, if with any: by bisection, since more sources seldom need less."""
+    if this.available_bytes is None:
+        return
+    for words, batch in (("", this.costs.batch), (f" with {_in_words(['batch'], this)}", 1)):
+        low, high = 0, this.costs.k
+        while high - low > 1:
+            middle = (low + high) // 2
+            fits = this.again(n_sources=middle, batch=batch).fits
+            low, high = (middle, high) if fits else (low, middle)
+        if low > 0 and this.again(n_sources=low, batch=batch).fits:
+            yield f"sources in groups, at most {low} of them (sources='sentence' or 'word', --sources){words}"
+            return
+
+
+def _adjoint(this: Plan) -> Iterator[str]:
+    """The engine without a decomposed state, where that fits."""
+    costs, config = this.costs, this.costs.config
+    if not config.head or config.aggregation != "vector" or config.stages:
+        return
+    constants = torch.float64 if costs.dtype is torch.float64 else torch.float32
+    for batch, words in ((costs.batch, ""), (1, " and inputs one at a time (batch_size=1, --batch-size 1)")):
+        plan = AdjointPlan(
+            costs.shape,
+            costs.n,
+            batch,
+            costs.shape.classes,
+            constants,
+            config,
+            this.device,
+            this.available_bytes,
+        )
+        if plan.fits and plan.peak_bytes < this.peak_bytes:
+            rule = "" if config.bias in LINEAR_BIAS_RULES else f" with bias={_one_of(LINEAR_BIAS_RULES)}"
+            yield f"engine='adjoint' (--engine adjoint){rule}{words}, {gib(plan.peak_bytes)}: it forms no state"
+            return
+
+
+def _one_of(names: Sequence[str]) -> str:
+    return f"{', '.join(map(repr, names[:-1]))} or {names[-1]!r}"
 
 
 def _name(dtype: torch.dtype) -> str:
