@@ -2,8 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 import torch
 from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule, and the shares that it gives where they do not depend on the vectors.
+
+    Attributes:
+        name: any rule of the method.
+        shares: ``[b, i, k]`` under ``equal`` (:func:`.reach.equal_shares`), else ``None``.
+    """
+
+    name: str
+    shares: Tensor | None = None
+
+    def add(self, u: Tensor, bias: Tensor | None, *, like: Tensor | None = None) -> Tensor:
+        """:func:`add_bias` for ``u`` ``[b, i, k, d]``."""
+        return add_bias(u, bias, self.name, like=like, shares=self.shares)
+
+    def at(self, positions: slice | int) -> Rule:
+        """The same at some of the positions."""
+        return self if self.shares is None else replace(self, shares=self.shares[:, positions])
 
 
 def bias_shares(u: Tensor, bias: Tensor, rule: str) -> Tensor:
@@ -58,7 +81,9 @@ def _weights(u: Tensor, bias: Tensor, rule: str) -> Tensor:
     raise ValueError(f"rule={rule!r} shares no bias")
 
 
-def add_bias(u: Tensor, bias: Tensor | None, rule: str, *, like: Tensor | None = None) -> Tensor:
+def add_bias(
+    u: Tensor, bias: Tensor | None, rule: str, *, like: Tensor | None = None, shares: Tensor | None = None
+) -> Tensor:
     """The vectors with a bias shared among them, ``u[k] + omega[k] b``, or given to the last source (``bias_token``).
 
     Args:
@@ -66,6 +91,7 @@ def add_bias(u: Tensor, bias: Tensor | None, rule: str, *, like: Tensor | None =
         bias: ``[d]`` or ``[..., d]``; ``None`` for no bias.
         rule: any rule of the method; ``none`` leaves the bias out.
         like: the vectors whose weights are used, if not ``u`` itself.
+        shares: ``[..., k]``, where they are known beforehand: for ``equal`` (:func:`.reach.equal_shares`).
 
     Returns:
         A new tensor of the shape of ``u``.
@@ -75,5 +101,5 @@ def add_bias(u: Tensor, bias: Tensor | None, rule: str, *, like: Tensor | None =
     bias = bias.to(u.dtype)
     if rule == "bias_token":
         return torch.cat([u[..., :-1, :], u[..., -1:, :] + bias.unsqueeze(-2)], dim=-2)
-    share = bias_shares(u if like is None else like, bias, rule)
+    share = bias_shares(u if like is None else like, bias, rule) if shares is None else shares
     return u + share.unsqueeze(-1).to(u.dtype) * bias.unsqueeze(-2)
