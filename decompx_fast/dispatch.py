@@ -12,6 +12,7 @@ from torch import Tensor
 from .config import LINEAR_BIAS_RULES, DecompXConfig
 from .engines import adjoint, forward, reference
 from .engines.attribution import Attribution
+from .engines.dtype_range import finite
 from .errors import OptionError
 from .linearize.layer import Linearization
 from .ops import registry
@@ -150,7 +151,9 @@ def attribute(
         )
     else:
         result = reference.attribute(linearization, config, dtype=dtype, sources=sources)
-    return result if directions is None or not config.head else _select(result, directions)
+    if directions is None or not config.head:
+        return result
+    return finite(_select(result, directions), result.scores.dtype)
 
 
 def _grouped(result: Attribution, sources: Tensor) -> Attribution:
