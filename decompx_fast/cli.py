@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 PROGRAM = "decompx-fast"
 
+#: As :data:`decompx_fast.dispatch.CHECKS`, which cannot be read without torch.
+CHECKS = ("standard", "thorough")
+
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name=PROGRAM)
@@ -46,6 +49,9 @@ def cli() -> None:
 )
 @click.option("--device", metavar="DEVICE", help="Where to compute, such as cuda. [default: cpu]")
 @click.option("--batch-size", type=click.IntRange(min=1), metavar="N", help="Texts computed together. [default: fits]")
+@click.option(
+    "--check", type=click.Choice(CHECKS), help="'thorough' measures how wrong scores are. [default: standard]"
+)
 @click.option("--truncate", is_flag=True, help="Cut texts that are too long for the model, with a warning.")
 @click.option("--words", is_flag=True, help="Merge the tokens of each word.")
 @click.option("--html", metavar="OUT", help="Write a page that shows the explanations.")

@@ -173,9 +173,11 @@ def completeness(explanation: Explanation) -> tuple[str, str]:
         explanation.completeness_error,
         max(1.0, largest_magnitude(explanation.target_logits.tolist())),
     )
+    measured = explanation.score_error
+    each = "" if measured is None else f"; each score to within {measured:.1e}"
     if error <= 1e-2 * scale:
-        return "Complete", f"to within {error:.1e} of the model's value"
-    return "Incomplete", f"by {error:.3g}: the sum is not the model's value"
+        return "Complete", f"to within {error:.1e} of the model's value{each}"
+    return "Incomplete", f"by {error:.3g}: the sum is not the model's value{each}"
 
 
 def _without_markers(token: str) -> str:

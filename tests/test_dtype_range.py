@@ -81,7 +81,7 @@ def test_overflow_is_an_error_in_whatever_is_returned(options):
 @pytest.mark.parametrize("engine", ["forward", "reference"])
 @pytest.mark.parametrize("case", CASES)
 def test_overflow_is_told_before(case, engine):
-    with pytest.warns(PrecisionWarning, match="layer 0.*float16") as caught:  # noqa: SIM117
+    with pytest.warns(PrecisionWarning, match="layer 0.*float16") as caught:
         try:
             DecompX(CASES[case](), engine=engine).explain(IDS, dtype="float16")
         except NumericalError:

@@ -40,6 +40,7 @@ from ..linearize.layer import (
     Shelf,
     Sublayer,
 )
+from .accuracy import Conditioning
 from .attribution import Attribution, SiteShare
 from .bias import add_bias
 from .dtype_range import finite
@@ -93,7 +94,9 @@ def attribute(
     tape = _Tape(linearization, config, checkpoint_every)
     ledger = _Ledger(x.shape[0], len(pulled), x.shape[1], config, like=x, keep_sites=sites)
     g, rows = _pull_head(tape, pulled, config, ledger)
+    conditioning = Conditioning(x.dtype)
     for layer, reach in tape.backwards():
+        conditioning.note(layer)
         g, rows = _pull_layer(layer, reach, g, rows, config, ledger)
     ledger.credit((g * x[:, None, rows]).sum(-1), rows)
 
@@ -110,7 +113,12 @@ def attribute(
     truth = logits if wanted is None else logits @ wanted.T
     gap = (total - truth).abs().amax(-1).double()
     result = Attribution(
-        scores.contiguous(), bias_token, gap, sites=tuple(shares) if sites else None, components=components
+        scores.contiguous(),
+        bias_token,
+        gap,
+        sites=tuple(shares) if sites else None,
+        components=components,
+        expected_error=conditioning.estimate,
     )
     return finite(result, x.dtype)
 

@@ -18,6 +18,7 @@ from ..activations import get_activation, linear_piece
 from ..config import DecompXConfig
 from ..errors import InputError, OptionError
 from ..linearize.layer import Linearization, LinearizedLayer, Norm, Sublayer
+from .accuracy import Conditioning
 from .attention_path import Mixing, attend_, attend_first, attend_row
 from .attribution import Attribution
 from .bias import Rule, add_bias
@@ -87,7 +88,8 @@ def attribute(
             run.apply(layer)
         if run is None:
             raise InputError("linearization has no layers")
-        return finite(run.finish(), run.dtype)
+        result = dataclasses.replace(run.finish(), expected_error=run.conditioning.estimate)
+        return finite(result, run.dtype)
 
 
 def check_options(config: DecompXConfig) -> None:
@@ -210,12 +212,14 @@ class _Run:
         self.x = self.embedding.new_empty(b, n, self.plan.costs.k, d)
         self.held: tuple[int, ...] | None = None  # the positions that are left; None: all
         self.stages: dict[str, Tensor] = {}
+        self.conditioning = Conditioning(self.dtype)
         self.reach: Reach | None = Reach.own(n, self.embedding.device)
         self.keeps_rows = not {"encoder", "aggregated"}.isdisjoint(self.config.stages)
 
     def apply(self, layer: LinearizedLayer) -> None:
         """Move the state through one layer."""
         check_layer(layer, self.dtype)
+        self.conditioning.note(layer)
         last = layer.index == self.linearization.num_layers - 1
         if last:
             self.head = self.linearization.head(layer.output)

@@ -6,12 +6,15 @@ Every function takes the decomposed state ``X`` ``[b, i, k, d]``, where ``sum_k 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from ..activations import get_activation, linear_piece
 from ..config import DecompXConfig
 from ..linearize.layer import Attention, FeedForward, Head, Linearization, LinearizedLayer, Norm, Sublayer
+from .accuracy import Conditioning
 from .attribution import Attribution
 from .bias import Rule
 from .dtype_range import check_embedding, check_layer, finite, finite_state
@@ -48,6 +51,7 @@ def attribute(
     trace = _Trace(config)
     dtype = dtype or linearization.embedding.dtype
     check_embedding(linearization.embedding, dtype)
+    conditioning = Conditioning(dtype)
     vectors = config.aggregation == "vector"
     x = _one_vector_per_source(linearization.embedding.to(dtype), sources)
     walk = _Walk(config, _own(x) if sources is None else sources, x.shape[2])
@@ -57,6 +61,7 @@ def attribute(
     gap = torch.zeros(x.shape[0], dtype=torch.float64, device=x.device)
     for layer in linearization.layers():
         check_layer(layer, dtype)
+        conditioning.note(layer)
         first = layer.index == 0 or not vectors
         if not vectors:
             x = _one_vector_per_source(layer.input.to(dtype), sources)
@@ -76,9 +81,11 @@ def attribute(
         last = layer
     head = linearization.head(last.output)
     if config.head:
-        return finite(_attribute_head(x, head, linearization, config, trace, walk), dtype)
-    matrix = x.norm(dim=-1) if rollout is None else rollout
-    return finite(Attribution(matrix[:, head.position, :, None], None, gap, trace.stages), dtype)
+        result = _attribute_head(x, head, linearization, config, trace, walk)
+    else:
+        matrix = x.norm(dim=-1) if rollout is None else rollout
+        result = Attribution(matrix[:, head.position, :, None], None, gap, trace.stages)
+    return finite(replace(result, expected_error=conditioning.estimate), dtype)
 
 
 class _Walk:

@@ -271,6 +271,15 @@ class HuggingFaceLinearization:
         record = self._record
         return () if record is None else tuple(n for n in range(self.num_layers) if record.layer(n) is not None)
 
+    @property
+    def model_dtype(self) -> torch.dtype:
+        """In which the model computed its states."""
+        return self._run.states[0].dtype
+
+    def again(self, embedding: Tensor) -> Recomputed:
+        """The same model on another embedding ``[b, i, d]``, in its dtype, unchecked."""
+        return Recomputed(self._spec, embedding, self.logits)
+
     def layer(self, index: int, x: Tensor) -> LinearizedLayer:
         """The layer ``index`` on the state ``x`` ``[b, i, d]``, unchecked."""
         return linearize_layer(self._spec.layers[index], index, x)
@@ -308,6 +317,40 @@ class HuggingFaceLinearization:
         tolerance = max(TOLERANCE[dtype] for dtype in dtypes)
         tf32 = self.embedding.is_cuda and torch.get_float32_matmul_precision() != "highest"
         return max(tolerance, TF32_TOLERANCE) if tf32 and torch.float32 in dtypes else tolerance
+
+
+class Recomputed:
+    """The layers of a model on another embedding, in its dtype, computed from the weights and compared with nothing.
+
+    To measure what a computation in one precision is wrong by; satisfies
+    :class:`decompx_fast.linearize.layer.Linearization`, but for ``logits``, which are those of the model itself.
+    """
+
+    def __init__(self, spec: ModelSpec, embedding: Tensor, logits: Tensor) -> None:
+        self._spec = spec
+        self.embedding = embedding
+        self.logits = logits.to(embedding.dtype)
+        self.num_layers = len(spec.layers)
+
+    def layers(self) -> Iterator[LinearizedLayer]:
+        """Yield the layers in order."""
+        x = self.embedding
+        for index in range(self.num_layers):
+            layer = self.layer(index, x)
+            yield layer
+            x = layer.output
+
+    def layer(self, index: int, x: Tensor) -> LinearizedLayer:
+        """The layer ``index`` on the state ``x`` ``[b, i, d]``."""
+        return linearize_layer(self._spec.layers[index], index, x)
+
+    def restore(self, layer: LinearizedLayer) -> LinearizedLayer:
+        """A layer again of which only :meth:`LinearizedLayer.without_constants` was kept."""
+        return restore_layer(self._spec.layers[layer.index], layer)
+
+    def head(self, x: Tensor) -> Head:
+        """The head on the last layer's output ``x`` ``[b, i, d]``."""
+        return linearize_head(self._spec.head, self._spec.head_position, x)
 
 
 def linearize(
