@@ -88,9 +88,8 @@ def _norms(sublayer: Sublayer) -> list[tuple[Norm, Tensor]]:
     found = [] if sublayer.pre_norm is None else [(sublayer.pre_norm, size)]
     if sublayer.post_norm is not None:
         for op in sublayer.ops:
-            bias = op.bias() if isinstance(op, Attention) else op.b_out
-            if bias is not None and sublayer.out_norm is None:
-                size = size + bias.square().mean().sqrt()
+            if op.b_out is not None and sublayer.out_norm is None:
+                size = size + op.b_out.square().mean().sqrt()
         found.append((sublayer.post_norm, size))
     return found
 

@@ -49,6 +49,8 @@ def bias_shares(u: Tensor, bias: Tensor, rule: str) -> Tensor:
     """
     wide = torch.promote_types(u.dtype, torch.float32)
     weights = _weights(u.to(wide), bias.to(wide), rule)
+    # The sum of weights may leave the range that each is in; their size does not matter.
+    weights, _ = _to_size_one(weights)
     total = weights.sum(-1, keepdim=True)
     if bool((total == 0).any()):
         nonzero = (u != 0).any(-1).to(weights.dtype)
@@ -66,19 +68,38 @@ def _weights(u: Tensor, bias: Tensor, rule: str) -> Tensor:
         weights[..., 0] = 1
         return weights
     if rule == "norm":
-        return u.norm(dim=-1)
+        return safe_norm(u)
+    if rule == "abssim":
+        return _absolute_similarity(u, bias)
+    bias, _ = _to_size_one(bias)  # its size is common to all sources, and products with it might vanish
     dot = (u @ bias.unsqueeze(-1)).squeeze(-1)  # [..., k]
     if rule == "dot":
         return dot
     if rule == "absdot":
         return dot.abs()
-    if rule == "abssim":
-        # |b| is common to all sources and cancels; a zero vector has similarity 0.
-        norm = u.norm(dim=-1)
-        return torch.where(
-            norm == 0, torch.zeros_like(norm), dot.abs() / torch.where(norm == 0, torch.ones_like(norm), norm)
-        )
     raise ValueError(f"rule={rule!r} shares no bias")
+
+
+def safe_norm(x: Tensor) -> Tensor:
+    """``|x|`` over the last axis, for vectors of any size: their squares may leave the range that they are in."""
+    x, size = _to_size_one(x)
+    return x.norm(dim=-1) * size.squeeze(-1)
+
+
+def _absolute_similarity(u: Tensor, bias: Tensor) -> Tensor:
+    """``|u . b| / |u|`` but for the size of the bias, which is common to all sources; 0 for a vector of zeros."""
+    u, _ = _to_size_one(u)
+    bias, _ = _to_size_one(bias)
+    norm = u.norm(dim=-1)
+    dot = (u @ bias.unsqueeze(-1)).squeeze(-1).abs()
+    return torch.where(norm == 0, torch.zeros_like(norm), dot / torch.where(norm == 0, torch.ones_like(norm), norm))
+
+
+def _to_size_one(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Vectors over a power of two near their largest number, which changes no digit, and that size."""
+    exponent = torch.frexp(x.abs().amax(-1, keepdim=True)).exponent
+    size = torch.ldexp(torch.ones_like(exponent, dtype=x.dtype), exponent - 1)
+    return x / size, size
 
 
 def add_bias(

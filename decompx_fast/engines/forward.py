@@ -18,6 +18,7 @@ from ..activations import get_activation, linear_piece
 from ..config import DecompXConfig
 from ..errors import InputError, OptionError
 from ..linearize.layer import Linearization, LinearizedLayer, Norm, Sublayer
+from ..ops.shares import safe_norm
 from .accuracy import Conditioning
 from .attention_path import Mixing, attend_, attend_first, attend_row
 from .attribution import Attribution
@@ -442,7 +443,7 @@ class _Run:
 
     def _as_stage(self, x: Tensor) -> Tensor:
         norms = self.config.stage_output == "norm"
-        return torch.linalg.vector_norm(x, dim=-1, dtype=wide(x.dtype)) if norms else x.clone()
+        return safe_norm(x) if norms else x.clone()
 
     def finish(self) -> Attribution:
         """The scores at the position that the head reads, in float32 at least."""
@@ -451,7 +452,7 @@ class _Run:
         if not self.config.head:
             true = self.output if self.held is None else self.output[:, list(self.held)]
             gap = (self.x.sum(2, dtype=row.dtype) - true).abs().amax((1, 2)).double()
-            return Attribution(row.norm(dim=-1).unsqueeze(-1), None, gap, self.stages)
+            return Attribution(safe_norm(row).unsqueeze(-1), None, gap, self.stages)
         scores, bias_token = self._through_head(row), None
         if self.sharing.collects:
             scores, bias_token = scores[:, :-1], scores[:, -1]

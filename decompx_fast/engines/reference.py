@@ -16,7 +16,7 @@ from ..config import DecompXConfig
 from ..linearize.layer import Attention, FeedForward, Head, Linearization, LinearizedLayer, Norm, Sublayer
 from .accuracy import Conditioning
 from .attribution import Attribution
-from .bias import Rule
+from .bias import Rule, safe_norm
 from .dtype_range import check_embedding, check_layer, finite, finite_state
 from .reach import Reach, equal_shares, reach_after
 
@@ -70,7 +70,7 @@ def attribute(
         finite_state(x, layer.index)
         trace.keep("encoder", layer.index, x)
         if config.aggregation == "rollout":
-            norms = x.norm(dim=-1)
+            norms = safe_norm(x)
             norms = norms / norms.sum(-1, keepdim=True) if config.normalizes_rows else norms
             rollout = norms if rollout is None else norms @ rollout
             trace.keep("aggregated", layer.index, rollout, is_norm=True)
@@ -83,7 +83,7 @@ def attribute(
     if config.head:
         result = _attribute_head(x, head, linearization, config, trace, walk)
     else:
-        matrix = x.norm(dim=-1) if rollout is None else rollout
+        matrix = safe_norm(x) if rollout is None else rollout
         result = Attribution(matrix[:, head.position, :, None], None, gap, trace.stages)
     return finite(replace(result, expected_error=conditioning.estimate), dtype)
 
@@ -131,7 +131,7 @@ class _Trace:
         if is_norm or self.config.stage_output == "vector":
             value = x.clone()
         elif self.config.stage_output == "norm":
-            value = x.norm(dim=-1)
+            value = safe_norm(x)
         else:
             value = _proximity(x, over="target" if self.config.variant == "released" and x.ndim == 4 else "source")
         self.stages[f"{stage}.{layer}"] = value

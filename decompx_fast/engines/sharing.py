@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..linearize.layer import Norm
 from ..ops import activation_, add_norm_, bias_shares, bias_split_, functional_dots, layernorm_, vector_shares
-from ..ops.shares import DOT_RULES, nonzero_sources
+from ..ops.shares import DOT_RULES, absolute_similarity, nonzero_sources, safe_norm
 from .blocks import wide
 
 #: The rules whose shares can be known before the vectors are formed: dots are linear.
@@ -210,12 +210,11 @@ class ShareCollector:
 
     def _weigh(self, z: Tensor) -> Tensor:
         if self._rule == "norm":
-            return torch.linalg.vector_norm(z, dim=-1, dtype=self._weights.dtype)
+            return safe_norm(z)
         functional = self._bias.expand(*z.shape[:2], 1, -1)
         dots = functional_dots(z, functional, backend=self._backend).squeeze(-1)
         if self._rule == "abssim":
-            norms = torch.linalg.vector_norm(z, dim=-1, dtype=self._weights.dtype)
-            return torch.where(norms > 0, dots.abs() / norms, torch.zeros_like(norms))
+            return absolute_similarity(z, self._bias, dots)
         return dots if self._rule == "dot" else dots.abs()
 
 
