@@ -88,6 +88,8 @@ def account(explanation: Explanation, column: int) -> Account:
     else:
         status, extent, sound = _measured(explanation)
         name = "" if sound else "not accounted for"
+    if explanation.score_error is not None:
+        extent = f"{extent}; each score to within {explanation.score_error:.1e}"
     return Account(value, sources, bias, remainder, name, _value_name(explanation, column), status, extent, sound)
 
 

@@ -63,6 +63,8 @@ class _Mebibytes(click.IntRange):
 
 
 WORKSPACE = _Mebibytes(min=1)
+#: As :data:`decompx_fast.dispatch.CHECKS`, which cannot be read without torch.
+CHECKS = ("standard", "thorough")
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -97,6 +99,9 @@ def cli() -> None:
 @click.option("--batch-size", type=click.IntRange(min=1), metavar="N", help="Texts computed together. [default: fits]")
 @click.option("--sources", metavar="UNIT", help="What a source is: token, word or sentence. [default: token]")
 @click.option("--workspace", "workspace_bytes", type=WORKSPACE, metavar="MIB", help="Memory beside the state, in MiB.")
+@click.option(
+    "--check", type=click.Choice(CHECKS), help="'thorough' measures how wrong scores are. [default: standard]"
+)
 @click.option("--truncate", is_flag=True, help="Cut texts that are too long for the model, with a warning.")
 @click.option("--words", is_flag=True, help="Merge the tokens of each word.")
 @click.option("--html", metavar="OUT", help="Write a page that shows the explanations.")

@@ -32,9 +32,10 @@ class DecompXConfig:
 
     Args:
         bias: how a bias is shared among the sources. ``absdot``: by ``|b . u[k]|`` (the paper); ``abssim``: by the
-            absolute cosine; ``norm``: by ``|u[k]|``; ``equal``: equally among sources that are not zero; ``cls``: all
-            to the first token; ``dot``: by the signed ``b . u[k]``; ``bias_token``: collected in one extra source;
-            ``none``: biases are left out, so scores do not add up to the logit.
+            absolute cosine; ``norm``: by ``|u[k]|``; ``equal``: equally among the sources that can reach a position, by
+            the masks of the attentions; ``cls``: all to the first token; ``dot``: by the signed ``b . u[k]``;
+            ``bias_token``: collected in one extra source; ``none``: biases are left out, so scores do not add up to
+            the logit.
         bias_token_split: with ``bias="bias_token"``, the rule that shares the collected biases among the tokens at
             the very end. ``None`` keeps them apart.
         variant: ``paper`` follows the published equations; ``released`` follows the authors' code, where the weights

@@ -5,22 +5,25 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from .config import LINEAR_BIAS_RULES, DecompXConfig
 from .engines import adjoint, forward, reference
+from .engines.accuracy import score_error
 from .engines.adjoint_plan import AdjointPlan
 from .engines.attribution import Attribution
+from .engines.dtype_range import finite
 from .engines.plan import ModelShape, plan
-from .errors import OptionError
+from .errors import OptionError, PlanError
 from .linearize.layer import Linearization
 from .ops import registry
 
 EngineChoice = Literal["auto", "reference", "forward", "adjoint"]
 ENGINES: tuple[EngineChoice, ...] = ("auto", "reference", "forward", "adjoint")
+CHECKS = ("standard", "thorough")
 PATHS = ("auto", "direct", "operator")
 
 
@@ -128,6 +131,49 @@ def cheaper_engine(
     return "forward" if clearly and carried.state_bytes <= STATE_BYTES else "adjoint"
 
 
+def measure_error(
+    result: Attribution,
+    engine: str,
+    linearization: Remade,
+    config: DecompXConfig,
+    *,
+    sources: Tensor | None,
+    directions: Tensor | None,
+    execution: Execution,
+) -> Tensor:
+    """What the scores of :func:`attribute` are wrong by, ``[b]``; arguments as there.
+
+    Raises:
+        PlanError: if the decomposition does not fit in float64.
+    """
+    plain = config.replace(stages=[])
+
+    def again(wider: Linearization) -> Attribution:
+        return attribute(
+            engine,
+            wider,
+            plain,
+            dtype=torch.float64,
+            sources=sources,
+            directions=directions,
+            execution=replace(execution, backend="auto"),
+        )
+
+    try:
+        return score_error(result, linearization.again, again, linearization.embedding, linearization.model_dtype)
+    except PlanError as error:
+        raise PlanError(f"check='thorough' computes once more in float64: {error}") from error
+
+
+class Remade(Linearization, Protocol):
+    """A linearisation that can be made once more from another embedding."""
+
+    @property
+    def model_dtype(self) -> torch.dtype: ...
+
+    def again(self, embedding: Tensor) -> Linearization: ...
+
+
 def adjoint_refusal(config: DecompXConfig, *, grouped: bool, rows: bool = False) -> str | None:
     """Why the adjoint engine cannot answer, or ``None``: it needs scores that are linear in the inputs."""
     if config.bias not in LINEAR_BIAS_RULES:
@@ -188,7 +234,9 @@ def attribute(
         )
     else:
         result = reference.attribute(linearization, config, dtype=dtype, sources=sources)
-    return result if directions is None or not config.head else _select(result, directions)
+    if directions is None or not config.head:
+        return result
+    return finite(_select(result, directions), result.scores.dtype)
 
 
 def _grouped(result: Attribution, sources: Tensor) -> Attribution:

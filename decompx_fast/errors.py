@@ -1,5 +1,12 @@
 """The errors of the package. Each message names the argument, what it got, what is allowed and what to do."""
 
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from types import FrameType
+
 
 class DecompXError(Exception):
     """Base of every error that this package raises on purpose."""
@@ -30,7 +37,7 @@ class UnsupportedModelError(DecompXError):
 
 
 class NumericalError(DecompXError, ArithmeticError):
-    """NaN or infinity in a model's weights, hidden states or logits."""
+    """NaN or infinity in a model's weights, hidden states or logits, or in what was computed from them."""
 
 
 class OutputError(DecompXError, OSError):
@@ -41,3 +48,19 @@ def shown(value: object) -> str:
     """How a message shows what it got: on one line, and not all of it."""
     text = " ".join(repr(value).split())
     return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+class PrecisionWarning(UserWarning):
+    """Numbers that are probably wrong by more than rounding, or that are about to leave a dtype's range."""
+
+
+_PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+
+
+def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
+    """Warn at the innermost line that is not of this package."""
+    level = 1
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and os.path.abspath(frame.f_code.co_filename).startswith(_PACKAGE):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, category, stacklevel=level)

@@ -57,6 +57,7 @@ ARGUMENTS = (
     "backend",
     "workspace_bytes",
     "positions",
+    "check",
 )
 
 
@@ -249,6 +250,9 @@ class DecompX:
                 :func:`decompx_fast.engines.forward.attribute`.
             positions: target positions (negative ones count from the end) whose vectors after the last layer are kept
                 as ``stages["rows"]``, ``[r, k]`` norms or, with ``stage_output="vector"``, ``[r, k, d]``.
+            check: ``"standard"`` warns (:class:`decompx_fast.errors.PrecisionWarning`), for next to nothing, where the
+                model magnifies rounding so much that scores may be wrong by percents; ``"thorough"`` measures how
+                wrong they are, as ``score_error``, by computing twice more in float64. Completeness tells neither.
             progress: show a bar on standard error; ``None``: where that is a terminal and there are several batches.
             **options: single options of :class:`DecompXConfig`.
         """
@@ -349,6 +353,7 @@ class DecompX:
         backend: str = "auto",
         workspace_bytes: int | None = None,
         positions: Sequence[int] = (),
+        check: str = "standard",
         **options: Any,
     ) -> tuple[Iterator[Explanation | Failure], bool]:
         """Check every argument now, and return a lazy stream."""
@@ -368,6 +373,7 @@ class DecompX:
             execution=Execution(path, backend, workspace_bytes),
             shape=ModelShape.from_spec(spec),
             positions=_check_positions(positions),
+            check=check,
         )
         limits = spec.limits
         reader = Reader(

@@ -73,7 +73,8 @@ class Explanation:
         logits: ``[C]``, of all classes, from the user's model.
         labels: names of all ``C`` classes.
         problem_type: ``single_label``, ``multi_label`` or ``regression``.
-        completeness_error: the largest gap between a column's total and its target, in logit units.
+        completeness_error: the largest gap between a column's total and its target, in logit units. No bound on the
+            error of a single score: errors that cancel in the total do not show in it.
         bias_token: ``[c]``, share of the bias token, where the rule has one.
         options: the options that made it; plain JSON values.
         engine: ``reference``, ``forward`` or ``adjoint``.
@@ -83,6 +84,8 @@ class Explanation:
         bias_sites: what the biases of each place add, where the engine tells; see :meth:`sites`.
         component_shares: what each component carries, where the engine tells; see :meth:`components`.
         metadata: more about it, for example the name of the model; plain JSON values.
+        score_error: the largest error of any score, in logit units, as measured against float64; None where that was
+            not asked for (``check="thorough"``).
 
     Raises:
         InputError: if shapes, lengths, dtypes or spans do not fit together.
@@ -110,6 +113,7 @@ class Explanation:
     bias_sites: tuple[Site, ...] | None = None
     component_shares: Mapping[str, torch.Tensor] = field(default_factory=dict)
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    score_error: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("tokens", "texts", "special", "targets", "target_ids", "labels"):
@@ -147,7 +151,9 @@ class Explanation:
             outcome = f"predicted={label} ({float(probabilities.max()):.1%})"
         return (
             f"Explanation({len(self)} {self.source_unit}s, {outcome}, targets=[{_some([*map(repr, self.targets)])}], "
-            f"engine={self.engine!r}, completeness_error={self.completeness_error:.1e})"
+            f"engine={self.engine!r}, completeness_error={self.completeness_error:.1e}"
+            + ("" if self.score_error is None else f", score_error={self.score_error:.1e}")
+            + ")"
         )
 
     def _repr_html_(self) -> str:

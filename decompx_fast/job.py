@@ -10,13 +10,14 @@ import torch
 
 from .compiling import outside_compiler
 from .config import DecompXConfig
-from .dispatch import Execution, attribute, cheaper_engine, choose_engine, records
+from .dispatch import CHECKS, Execution, attribute, cheaper_engine, choose_engine, measure_error, records
 from .encoding import Encoded
+from .engines.accuracy import largest_share, noteworthy
 from .engines.adjoint import GRADIENTS_HELD
 from .engines.adjoint_plan import AdjointPlan
 from .engines.attribution import Attribution
 from .engines.plan import ModelShape
-from .errors import InputError, OptionError
+from .errors import InputError, OptionError, PrecisionWarning, warn_user
 from .explanation import Explanation, Site
 from .failure import OF_AN_INPUT, Failure
 from .linearize.model_run import plain_mode
@@ -44,7 +45,10 @@ class Job:
         execution: Execution,
         shape: ModelShape,
         positions: Sequence[int] = (),
+        check: str = "standard",
     ) -> None:
+        if check not in CHECKS:
+            raise OptionError(f"check={check!r} is not a check: use one of {', '.join(map(repr, CHECKS))}")
         if not config.head and not targets.is_all:
             raise OptionError("targets needs head=True: without the head, scores are norms and belong to no class")
         self.explainer = explainer
@@ -57,6 +61,7 @@ class Job:
         self.targets = targets
         self.execution = execution
         self.positions = tuple(positions)
+        self.check = check
 
     def engine_for(self, pair: Pair) -> str:
         """The engine that answers for inputs of this length: with ``auto``, the one that costs less."""
@@ -87,10 +92,15 @@ class Job:
         engine = self.engine_for(batch[0])
         with plain_mode(self.explainer.device):
             linearization = self._linearize([encoded for encoded, _ in batch], engine)
-            attribution = self._attribute(linearization, [sources for _, sources in batch], engine)
+            groups = self._groups([sources for _, sources in batch], linearization.embedding.device)
+            attribution = self._attribute(linearization, groups, engine)
+            errors = self._errors(attribution, linearization, groups, engine)
+        _warn_of_errors(attribution, errors, self._state_dtype(linearization, engine))
         seconds = (time.perf_counter() - start) / len(batch)
         return [
-            self._explanation(n, encoded, sources, linearization, attribution, seconds, engine)
+            self._explanation(
+                n, encoded, sources, linearization, attribution, None if errors is None else errors[n], seconds, engine
+            )
             for n, (encoded, sources) in enumerate(batch)
         ]
 
@@ -120,22 +130,48 @@ class Job:
             )
         return linearization
 
+    @staticmethod
+    def _groups(sources: Sequence[Sources | None], device: torch.device) -> torch.Tensor | None:
+        """``[b, i]``, the source of each token, or ``None`` where each is its own."""
+        return None if sources[0] is None else torch.stack([s.ids for s in sources if s is not None]).to(device)
+
     def _attribute(
-        self, linearization: HuggingFaceLinearization, sources: Sequence[Sources | None], engine: str
+        self, linearization: HuggingFaceLinearization, sources: torch.Tensor | None, engine: str
     ) -> Attribution:
-        ids = None
-        if sources[0] is not None:
-            ids = torch.stack([s.ids for s in sources if s is not None]).to(linearization.embedding.device)
         return attribute(
             engine,
             linearization,
             self.config,
             dtype=self.dtype,
-            sources=ids,
-            directions=None if self.targets.is_all else self.targets.directions,
+            sources=sources,
+            directions=self._directions,
             execution=self.execution,
             positions=self.positions,
         )
+
+    def _errors(
+        self,
+        attribution: Attribution,
+        linearization: HuggingFaceLinearization,
+        sources: torch.Tensor | None,
+        engine: str,
+    ) -> list[float] | None:
+        """What the scores of each input are wrong by, if that is to be measured."""
+        if self.check == "standard":
+            return None
+        return measure_error(
+            attribution,
+            engine,
+            linearization,
+            self.config,
+            sources=sources,
+            directions=self._directions,
+            execution=self.execution,
+        ).tolist()
+
+    @property
+    def _directions(self) -> torch.Tensor | None:
+        return None if self.targets.is_all else self.targets.directions
 
     def _explanation(
         self,
@@ -144,6 +180,7 @@ class Job:
         sources: Sources | None,
         linearization: HuggingFaceLinearization,
         attribution: Attribution,
+        score_error: float | None,
         seconds: float,
         engine: str,
     ) -> Explanation:
@@ -183,6 +220,7 @@ class Job:
             labels=self.explainer.labels,
             problem_type=self.explainer.problem_type,
             completeness_error=error,
+            score_error=score_error,
             bias_token=bias_token,
             options=config.to_dict(),
             engine=engine,  # type: ignore[arg-type]
@@ -194,15 +232,44 @@ class Job:
             metadata=self._metadata(linearization, encoded, engine),
         )
 
+    def _state_dtype(self, linearization: HuggingFaceLinearization, engine: str) -> torch.dtype:
+        constants = linearization.embedding.dtype  # the adjoint engine has no decomposed state of another dtype
+        return constants if self.dtype is None or engine == "adjoint" else self.dtype
+
     def _metadata(self, linearization: HuggingFaceLinearization, encoded: Encoded, engine: str) -> Mapping[str, Any]:
         model = unwrap(self.explainer.model)
-        constants = linearization.embedding.dtype  # the adjoint engine has no decomposed state of another dtype
-        dtype = constants if self.dtype is None or engine == "adjoint" else self.dtype
         return {
             "model": self.explainer.name or getattr(model.config, "name_or_path", "") or type(model).__name__,
             "architecture": type(model).__name__,
-            "dtype": str(dtype).removeprefix("torch."),
+            "dtype": str(self._state_dtype(linearization, engine)).removeprefix("torch."),
             "largest_layer_gap": linearization.max_gap,
             "input": encoded.number,
             **encoded.about,
         }
+
+
+#: A measured error of this share of the largest score is worth a warning: the measure is closer than an estimate.
+MEASURED_NOTEWORTHY = 0.01
+
+
+def _warn_of_errors(attribution: Attribution, errors: Sequence[float] | None, dtype: torch.dtype) -> None:
+    """Say where scores are probably wrong by much, though they may add up to the logit exactly."""
+    ways = "use dtype='float64', and a model in float64 where it is the model's own rounding that is magnified"
+    if errors is not None:
+        largest = largest_share(attribution).tolist()
+        share, error = max((error / size if size else 0.0, error) for error, size in zip(errors, largest, strict=True))
+        if share > MEASURED_NOTEWORTHY:
+            warn_user(
+                f"scores are wrong by up to {error:.2g} ({share:.0%} of the largest), as measured in float64, whatever "
+                f"completeness_error says: {ways}",
+                PrecisionWarning,
+            )
+        return
+    expected = 0.0 if attribution.expected_error is None else attribution.expected_error.max().item()
+    if expected > noteworthy(dtype):
+        warn_user(
+            f"scores may be wrong by {min(expected, 1.0):.1%} of the largest or more, whatever completeness_error "
+            "says: saturated attention or norms of tiny variance magnify rounding in this model. check='thorough' "
+            f"measures it; {ways}",
+            PrecisionWarning,
+        )

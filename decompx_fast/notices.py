@@ -2,27 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import sys
-import warnings
-from types import FrameType
-
-_PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+from .errors import warn_user
 
 #: So many inputs are named; of the others only the number is said.
 NAMED = 3
 
 #: Share of unknown tokens from which a text was probably read by another model's tokenizer.
 MANY_UNKNOWN = 1 / 3
-
-
-def warn_user(message: str) -> None:
-    """Warn at the innermost line that is not of this package."""
-    level = 1
-    frame: FrameType | None = sys._getframe()
-    while frame is not None and os.path.abspath(frame.f_code.co_filename).startswith(_PACKAGE):
-        level, frame = level + 1, frame.f_back
-    warnings.warn(message, stacklevel=level)
 
 
 class Notices:

@@ -10,9 +10,9 @@ gives ``dy/dx``, and ``g`` at every site, that is, wherever a bias ``b`` is adde
 ``X[i,k]`` forward gives, without their ``N x N x d`` numbers. The rules then say whose ``g[i] . b`` is:
 
     none    nobody's            bias_token    one more source's
-    cls     the first token's   equal         the sources' whose vector at i is not zero, in equal parts
+    cls     the first token's   equal         the sources' that reach i, in equal parts
 
-Which vectors are not zero follows from who attends whom: a position reaches a range of sources (:class:`Reach`).
+Which sources reach a position follows from who attends whom: a range of them (:class:`.reach.Reach`).
 
 Memory: the inputs of the sublayers, one layer's constants, the gradients of as many directions as fit in a bounded
 workspace, and that; linear in ``N``.
@@ -24,7 +24,7 @@ a second, which computes every layer from its weights.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -34,7 +34,6 @@ from ..errors import InputError, OptionError
 from ..linearize.layer import (
     KEEP_BYTES,
     Attention,
-    AttentionPattern,
     FeedForward,
     HoldsLayers,
     Linearization,
@@ -43,10 +42,13 @@ from ..linearize.layer import (
     Shelf,
     Sublayer,
 )
+from .accuracy import Conditioning
 from .attribution import Attribution, SiteShare
 from .bias import add_bias
 from .blocks import blocks
+from .dtype_range import finite
 from .pullback import pull_attention, pull_feed_forward, pull_head_step, pull_norm
+from .reach import Reach, active_ops, equal_shares_at_head, reach_after
 
 
 @torch.no_grad()
@@ -80,6 +82,7 @@ def attribute(
     Raises:
         OptionError: for an option that needs the decomposed vectors; names the engine that has it.
         InputError: for directions of a wrong shape, or not finite.
+        NumericalError: if the numbers leave the range of the dtype; names a wider one.
 
     Source: DecompX (ACL 2023), section 3, where its biases are shared by known numbers.
     """
@@ -93,10 +96,15 @@ def attribute(
 
     tape = _Tape(linearization, config, checkpoint_every)
     parts = list(blocks(len(pulled), directions_at_once(x.shape[0], x.shape[1], x.shape[2], x.element_size())))
-    found = [_pull(tape, pulled[part], x, config, sites=sites, last=part is parts[-1]) for part in parts]
+    conditioning = Conditioning(x.dtype)
+    found = [
+        _pull(tape, pulled[part], x, config, conditioning, sites=sites, first=n == 0, last=n == len(parts) - 1)
+        for n, part in enumerate(parts)
+    ]
     scores, bias_token, shares, components = _side_by_side(found)
     if config.bias_token_split is not None:
-        scores, bias_token = add_bias(scores, bias_token, config.bias_token_split), None
+        shares_at_head = tape.equal_shares_at_head() if config.bias_token_split == "equal" else None
+        scores, bias_token = add_bias(scores, bias_token, config.bias_token_split, shares=shares_at_head), None
     if by_class and wanted is not None:
         components = {name: value @ wanted.T for name, value in components.items()}
         scores, bias_token = scores @ wanted.T, None if bias_token is None else bias_token @ wanted.T
@@ -104,9 +112,15 @@ def attribute(
     total = scores.sum(1) if bias_token is None else scores.sum(1) + bias_token
     truth = logits if wanted is None else logits @ wanted.T
     gap = (total - truth).abs().amax(-1).double()
-    return Attribution(
-        scores.contiguous(), bias_token, gap, sites=tuple(shares) if sites else None, components=components
+    result = Attribution(
+        scores.contiguous(),
+        bias_token,
+        gap,
+        sites=tuple(shares) if sites else None,
+        components=components,
+        expected_error=conditioning.estimate,
     )
+    return finite(result, x.dtype)
 
 
 #: Gradients of so many bytes are pulled back at once, with what is made of them; further directions wait. What is
@@ -127,11 +141,23 @@ def directions_at_once(b: int, n: int, d: int, item: int) -> int:
 _Pulled = tuple[Tensor, Tensor | None, list[SiteShare], dict[str, Tensor]]
 
 
-def _pull(tape: _Tape, directions: Tensor, x: Tensor, config: DecompXConfig, *, sites: bool, last: bool) -> _Pulled:
-    """Some directions ``[m, c]`` back through the whole model; ``last``: the tape is not read again."""
+def _pull(
+    tape: _Tape,
+    directions: Tensor,
+    x: Tensor,
+    config: DecompXConfig,
+    conditioning: Conditioning,
+    *,
+    sites: bool,
+    first: bool,
+    last: bool,
+) -> _Pulled:
+    """Some directions ``[m, c]`` back through the whole model; whether that reads the tape first, or last."""
     ledger = _Ledger(x.shape[0], len(directions), x.shape[1], config, like=x, keep_sites=sites)
     g, rows = _pull_head(tape, directions, config, ledger)
     for layer, reach in tape.backwards(keep=not last):
+        if first:
+            conditioning.note(layer)
         g, rows = _pull_layer(layer, reach, g, rows, config, ledger)
     ledger.credit((g * x[:, None, rows]).sum(-1), rows)
     return ledger.total_scores().transpose(1, 2), ledger.bias_token, ledger.shares(), ledger.components
@@ -190,43 +216,6 @@ def _check_directions(directions: Tensor | None, logits: Tensor) -> Tensor | Non
     return directions
 
 
-@dataclass(frozen=True)
-class Reach:
-    """The sources whose vector is not zero at position ``i``: from ``first[i]`` to ``last[i]``, both ``[i]``.
-
-    A range without holes, whose ends grow along the positions, since what a position attends is one.
-    ``None`` in place of a reach: every source, at every position.
-    """
-
-    first: Tensor
-    last: Tensor
-
-    def through(self, pattern: AttentionPattern) -> Reach | None:
-        """What is reached after an attention; all that was before, and more."""
-        if not pattern.causal and pattern.window is None:
-            return None
-        n = len(self.first)
-        window = n if pattern.window is None else pattern.window
-        i = torch.arange(n, device=self.first.device)
-        lowest = (i - window + 1).clamp_min(0)
-        highest = i if pattern.causal else (i + window - 1).clamp_max(n - 1)
-        return Reach(self.first[lowest], self.last[highest])
-
-
-def _reach_after(sublayer: Sublayer, reach: Reach | None, config: DecompXConfig) -> Reach | None:
-    ops = _ops(sublayer, config)
-    if not ops and config.ln2 and sublayer.out_norm is not None and sublayer.out_norm.bias is not None:
-        return None  # Of the branch only the bias of its norm is left, and that is shared among all.
-    for op in ops:
-        if reach is not None and isinstance(op, Attention):
-            reach = reach.through(op.pattern)
-    return reach
-
-
-def _ops(sublayer: Sublayer, config: DecompXConfig) -> tuple[Attention | FeedForward, ...]:
-    return tuple(op for op in sublayer.ops if config.ffn or isinstance(op, Attention))
-
-
 class _Tape:
     """The forward pass, and what of it is needed on the way back."""
 
@@ -238,13 +227,12 @@ class _Tape:
         self._reaches: list[Reach | None] = []
         shelf = Shelf(KEEP_BYTES)
         output = linearization.embedding
-        i = torch.arange(output.shape[1], device=output.device)
-        reach: Reach | None = Reach(i, i)
+        reach: Reach | None = Reach.own(output.shape[1], output.device)
         layers = linearization.take_layers() if isinstance(linearization, HoldsLayers) else linearization.layers()
         for layer in layers:
             self._reaches.append(reach)
             for sublayer in layer.sublayers:
-                reach = _reach_after(sublayer, reach, config)
+                reach = reach_after(sublayer, reach, config)
             is_last = layer.index == linearization.num_layers - 1
             if checkpoint_every is None or is_last:
                 self._layers[layer.index] = shelf.keep(layer, always=is_last)
@@ -253,6 +241,13 @@ class _Tape:
             output = layer.output
         self.head = linearization.head(output)
         self.reach_of_head = reach
+
+    def equal_shares_at_head(self) -> Tensor:
+        """``[b, k]``, an equal share for each token that reaches the position that the head reads."""
+        b, n, _ = self._linearization.embedding.shape
+        member = torch.arange(n, device=self._linearization.embedding.device).expand(b, n)
+        dtype = self._linearization.embedding.dtype
+        return equal_shares_at_head(self.reach_of_head, self.head.positions, member, n, dtype)
 
     def backwards(self, *, keep: bool) -> Iterator[tuple[LinearizedLayer, Reach | None]]:
         """The layers from the last to the first, each with what its input reaches; ``keep``: to be read once more."""
@@ -358,8 +353,7 @@ def _pull_head(tape: _Tape, directions: Tensor, config: DecompXConfig, ledger: _
     positions = list(tape.head.positions)
     ledger.layer, ledger.reach = -1, None
     if tape.reach_of_head is not None:  # what is read is one row, which any of these positions reaches
-        reach = tape.reach_of_head
-        ledger.reach = Reach(reach.first[positions].amin(0, keepdim=True), reach.last[positions].amax(0, keepdim=True))
+        ledger.reach = tape.reach_of_head.read(positions)
         ledger.beyond = torch.arange(n, device=directions.device) > ledger.reach.last
     g = directions[None, :, None, :].expand(b, -1, -1, -1)
     for number, step in reversed(list(enumerate(tape.head.steps))):
@@ -384,7 +378,7 @@ def _pull_layer(
     before = []
     for sublayer in layer.sublayers:
         before.append(reach)
-        reach = _reach_after(sublayer, reach, config)
+        reach = reach_after(sublayer, reach, config)
     rides = config.variant == "released" and layer.index == 0
     for sublayer, reach in zip(reversed(layer.sublayers), reversed(before), strict=True):
         g, rows = _pull_sublayer(sublayer, reach, g, rows, config, ledger, value_bias_rides=rides)
@@ -412,7 +406,7 @@ def _pull_sublayer(
 
     kind = "attention" if sublayer.has_attention else "ffn"
     x = sublayer.input
-    ledger.reach = _reach_after(sublayer, reach, config)
+    ledger.reach = reach_after(sublayer, reach, config)
     g = pull(sublayer.post_norm, name, g, rows)
     branch = pull(sublayer.out_norm, f"out_{name}", g, rows)
     u, u_rows = None, rows
@@ -420,7 +414,7 @@ def _pull_sublayer(
         ledger.carry(f"{kind}_residual", g, x[:, rows], rows)
         normed = sublayer.pre_norm.linear(x) if sublayer.pre_norm is not None and with_norms else x
     # Attention first: it reads all positions, and the others add to some of them.
-    for op in sorted(_ops(sublayer, config), key=lambda op: isinstance(op, FeedForward)):
+    for op in sorted(active_ops(sublayer, config), key=lambda op: isinstance(op, FeedForward)):
         if isinstance(op, Attention):
             ledger.reach = None if reach is None else reach.through(op.pattern)
             part = pull_attention(op, branch, rows, ledger, value_bias_rides=value_bias_rides)

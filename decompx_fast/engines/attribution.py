@@ -38,6 +38,8 @@ class Attribution:
             ``"attention.LAYER"`` (its value path) and ``"attention_residual.LAYER"``, ``"ffn.LAYER"`` and
             ``"ffn_residual.LAYER"``, each ``[b, k, c]``. The ways of one sublayer, summed over the tokens, and the
             sites from that sublayer on, sum to the logit.
+        expected_error: ``[b]``, how wrong the scores probably are by rounding, relative to the largest
+            (:class:`.accuracy.Conditioning`).
     """
 
     scores: Tensor
@@ -46,3 +48,4 @@ class Attribution:
     stages: Mapping[str, Tensor] = field(default_factory=dict)
     sites: tuple[SiteShare, ...] | None = None
     components: Mapping[str, Tensor] = field(default_factory=dict)
+    expected_error: Tensor | None = None

@@ -2,8 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 import torch
 from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule, and the shares that it gives where they do not depend on the vectors.
+
+    Attributes:
+        name: any rule of the method.
+        shares: ``[b, i, k]`` under ``equal`` (:func:`.reach.equal_shares`), else ``None``.
+    """
+
+    name: str
+    shares: Tensor | None = None
+
+    def add(self, u: Tensor, bias: Tensor | None, *, like: Tensor | None = None) -> Tensor:
+        """:func:`add_bias` for ``u`` ``[b, i, k, d]``."""
+        return add_bias(u, bias, self.name, like=like, shares=self.shares)
+
+    def at(self, positions: slice | int) -> Rule:
+        """The same at some of the positions."""
+        return self if self.shares is None else replace(self, shares=self.shares[:, positions])
 
 
 def bias_shares(u: Tensor, bias: Tensor, rule: str) -> Tensor:
@@ -26,6 +49,8 @@ def bias_shares(u: Tensor, bias: Tensor, rule: str) -> Tensor:
     """
     wide = torch.promote_types(u.dtype, torch.float32)
     weights = _weights(u.to(wide), bias.to(wide), rule)
+    # The sum of weights may leave the range that each is in; their size does not matter.
+    weights, _ = _to_size_one(weights)
     total = weights.sum(-1, keepdim=True)
     if bool((total == 0).any()):
         nonzero = (u != 0).any(-1).to(weights.dtype)
@@ -43,22 +68,43 @@ def _weights(u: Tensor, bias: Tensor, rule: str) -> Tensor:
         weights[..., 0] = 1
         return weights
     if rule == "norm":
-        return u.norm(dim=-1)
+        return safe_norm(u)
+    if rule == "abssim":
+        return _absolute_similarity(u, bias)
+    bias, _ = _to_size_one(bias)  # its size is common to all sources, and products with it might vanish
     dot = (u @ bias.unsqueeze(-1)).squeeze(-1)  # [..., k]
     if rule == "dot":
         return dot
     if rule == "absdot":
         return dot.abs()
-    if rule == "abssim":
-        # |b| is common to all sources and cancels; a zero vector has similarity 0.
-        norm = u.norm(dim=-1)
-        return torch.where(
-            norm == 0, torch.zeros_like(norm), dot.abs() / torch.where(norm == 0, torch.ones_like(norm), norm)
-        )
     raise ValueError(f"rule={rule!r} shares no bias")
 
 
-def add_bias(u: Tensor, bias: Tensor | None, rule: str, *, like: Tensor | None = None) -> Tensor:
+def safe_norm(x: Tensor) -> Tensor:
+    """``|x|`` over the last axis, for vectors of any size: their squares may leave the range that they are in."""
+    x, size = _to_size_one(x)
+    return x.norm(dim=-1) * size.squeeze(-1)
+
+
+def _absolute_similarity(u: Tensor, bias: Tensor) -> Tensor:
+    """``|u . b| / |u|`` but for the size of the bias, which is common to all sources; 0 for a vector of zeros."""
+    u, _ = _to_size_one(u)
+    bias, _ = _to_size_one(bias)
+    norm = u.norm(dim=-1)
+    dot = (u @ bias.unsqueeze(-1)).squeeze(-1).abs()
+    return torch.where(norm == 0, torch.zeros_like(norm), dot / torch.where(norm == 0, torch.ones_like(norm), norm))
+
+
+def _to_size_one(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Vectors over a power of two near their largest number, which changes no digit, and that size."""
+    exponent = torch.frexp(x.abs().amax(-1, keepdim=True)).exponent
+    size = torch.ldexp(torch.ones_like(exponent, dtype=x.dtype), exponent - 1)
+    return x / size, size
+
+
+def add_bias(
+    u: Tensor, bias: Tensor | None, rule: str, *, like: Tensor | None = None, shares: Tensor | None = None
+) -> Tensor:
     """The vectors with a bias shared among them, ``u[k] + omega[k] b``, or given to the last source (``bias_token``).
 
     Args:
@@ -66,6 +112,7 @@ def add_bias(u: Tensor, bias: Tensor | None, rule: str, *, like: Tensor | None =
         bias: ``[d]`` or ``[..., d]``; ``None`` for no bias.
         rule: any rule of the method; ``none`` leaves the bias out.
         like: the vectors whose weights are used, if not ``u`` itself.
+        shares: ``[..., k]``, where they are known beforehand: for ``equal`` (:func:`.reach.equal_shares`).
 
     Returns:
         A new tensor of the shape of ``u``.
@@ -75,5 +122,5 @@ def add_bias(u: Tensor, bias: Tensor | None, rule: str, *, like: Tensor | None =
     bias = bias.to(u.dtype)
     if rule == "bias_token":
         return torch.cat([u[..., :-1, :], u[..., -1:, :] + bias.unsqueeze(-2)], dim=-2)
-    share = bias_shares(u if like is None else like, bias, rule)
+    share = bias_shares(u if like is None else like, bias, rule) if shares is None else shares
     return u + share.unsqueeze(-1).to(u.dtype) * bias.unsqueeze(-2)

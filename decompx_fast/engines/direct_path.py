@@ -26,6 +26,7 @@ def finish_sublayer_(
     sharing: Sharing,
     workspace: Workspace,
     *,
+    before: Sharing | None = None,
     pending: PendingBias | None = None,
     branch: Tensor | None = None,
 ) -> None:
@@ -36,6 +37,8 @@ def finish_sublayer_(
             ``branch``.
         sublayer: with its constants at these positions (:func:`at_rows`).
         config, sharing: the options.
+        before: how the biases before an attention of this sublayer, and of networks beside it, reach the sources;
+            ``None``: as those after it.
         workspace: for the buffers that :func:`buffer_widths` tells.
         pending: the bias of the attention, if it is still to be added.
         branch: ``[1, p, k, d]``, what the attention gave, where it is kept apart; overwritten.
@@ -49,7 +52,7 @@ def finish_sublayer_(
     bias = None  # of the branch, still to be added
     if networks or out_norm is not None:
         pre_norm = sublayer.pre_norm if with_norm else None
-        branch, bias = _branch(x, branch, networks, pre_norm, config, sharing, workspace)
+        branch, bias = _branch(x, branch, networks, pre_norm, config, before or sharing, workspace)
     if branch is not None and out_norm is not None:
         sharing.add_(branch, bias)
         if pending is not None:

@@ -7,19 +7,22 @@ from torch import Tensor
 from ..activations import get_activation, linear_piece
 from ..config import DecompXConfig
 from ..linearize.layer import HeadStep
-from .bias import add_bias
+from .bias import Rule
 
 
-def head_step(step: HeadStep, rows: Tensor, config: DecompXConfig) -> Tensor:
-    """One step ``norm(act(x W + b))`` of a head on the parts ``[b, k, d]`` of its input: ``[b, k, c]``."""
+def head_step(step: HeadStep, rows: Tensor, config: DecompXConfig, rule: Rule) -> Tensor:
+    """One step ``norm(act(x W + b))`` of a head on the parts ``[b, k, d]`` of its input: ``[b, k, c]``.
+
+    ``rule`` is the configuration's, with its shares ``[b, k]`` at what the head reads where they are known.
+    """
     if step.weight is not None:
-        rows = add_bias(rows @ step.weight.to(rows.dtype), step.bias, config.bias)
+        rows = rule.add(rows @ step.weight.to(rows.dtype), step.bias)
     if step.activation is not None:
         slope, intercept = head_piece(step, config)
-        rows = add_bias(rows * slope.unsqueeze(1).to(rows.dtype), intercept, config.bias)
+        rows = rule.add(rows * slope.unsqueeze(1).to(rows.dtype), intercept)
     if step.norm is not None:
         normed = step.norm.linear(rows.unsqueeze(1)).squeeze(1).to(rows.dtype)
-        rows = add_bias(normed, step.norm.bias, config.bias)
+        rows = rule.add(normed, step.norm.bias)
     return rows
 
 

@@ -25,7 +25,6 @@ from ..activations import get_activation, linear_piece
 from ..config import DecompXConfig
 from ..linearize.layer import FeedForward, Norm, Sublayer
 from ..ops import FrozenNorm, bias_shares, functional_dots, position_apply, position_operator
-from ..ops.shares import nonzero_sources
 from .blocks import Workspace, wide
 from .direct_path import at_rows
 from .sharing import PendingBias, Sharing
@@ -118,8 +117,8 @@ def finish_by_operator_(
         precision: of float32 products in Triton.
 
     Returns:
-        False, and ``x`` untouched, where a bias meets vectors whose dots are all zero, or a zero vector under
-        ``equal``: who shares it then depends on which vectors are zero, and only the direct path forms them all.
+        False, and ``x`` untouched, where a bias meets vectors whose dots are all zero: who shares it then depends on
+        which vectors are zero, and only the direct path forms them all.
     """
     first, second = (at_rows(sublayer, constants) for sublayer in sublayers)
     segment = _segment(first, second, config, pending, wide(x.dtype))
@@ -181,11 +180,8 @@ def _updates(
     if sharing.rule in ("cls", "bias_token"):
         return None, None, torch.stack(pushed).sum(0).to(x.dtype).unsqueeze(0)
     known = None if pending is None else pending.shares
-    if sharing.rule == "equal":
-        if not bool(nonzero_sources(x).all()):
-            return None
-        equal = torch.full((1, p, k), 1 / k, dtype=segment.dtype, device=x.device)
-        shares = [known if known is not None and space == "r" else equal for space, _ in segment.sites]
+    if sharing.known is not None:
+        shares = [sharing.known.to(segment.dtype)] * len(segment.sites)
     else:
         found = _shares_by_dots(x, segment, sharing, known)
         if found is None:

@@ -6,15 +6,20 @@ Every function takes the decomposed state ``X`` ``[b, i, k, d]``, where ``sum_k 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from ..activations import get_activation, linear_piece
 from ..config import DecompXConfig
 from ..linearize.layer import Attention, FeedForward, Head, Linearization, LinearizedLayer, Norm, Sublayer
+from .accuracy import Conditioning
 from .attribution import Attribution
-from .bias import add_bias
+from .bias import Rule, safe_norm
+from .dtype_range import check_embedding, check_layer, finite, finite_state
 from .head import head_step
+from .reach import Reach, equal_shares, equal_shares_at_head, reach_after
 
 #: Numbers of the FFN hidden that may exist at once; positions are taken in blocks, since they do not mix there.
 FFN_BLOCK = 2**27
@@ -39,24 +44,34 @@ def attribute(
     Returns:
         Scores of every class, and the stages that were asked for.
 
+    Raises:
+        NumericalError: if the numbers leave the range of the dtype; names a wider one.
+
     Source: DecompX (ACL 2023), section 3; the authors' code for ``variant="released"``.
     """
     trace = _Trace(config)
     dtype = dtype or linearization.embedding.dtype
+    check_embedding(linearization.embedding, dtype)
+    conditioning = Conditioning(dtype)
     vectors = config.aggregation == "vector"
     x = _one_vector_per_source(linearization.embedding.to(dtype), sources)
+    walk = _Walk(config, _own(x) if sources is None else sources, x.shape[2])
     if config.bias == "bias_token":
         x = torch.cat([x, torch.zeros_like(x[:, :, :1])], dim=2)
     rollout: Tensor | None = None
     gap = torch.zeros(x.shape[0], dtype=torch.float64, device=x.device)
     for layer in linearization.layers():
+        check_layer(layer, dtype)
+        conditioning.note(layer)
         first = layer.index == 0 or not vectors
         if not vectors:
             x = _one_vector_per_source(layer.input.to(dtype), sources)
-        x = _layer(x, layer, config, trace, sources if sources is not None else _own(x), first=first)
+            walk.start()
+        x = _layer(x, layer, config, trace, walk, first=first)
+        finite_state(x, layer.index)
         trace.keep("encoder", layer.index, x)
         if config.aggregation == "rollout":
-            norms = x.norm(dim=-1)
+            norms = safe_norm(x)
             norms = norms / norms.sum(-1, keepdim=True) if config.normalizes_rows else norms
             rollout = norms if rollout is None else norms @ rollout
             trace.keep("aggregated", layer.index, rollout, is_norm=True)
@@ -67,9 +82,49 @@ def attribute(
         last = layer
     head = linearization.head(last.output)
     if config.head:
-        return _attribute_head(x, head, linearization, config, trace)
-    matrix = x.norm(dim=-1) if rollout is None else rollout
-    return Attribution(head.read(matrix).unsqueeze(-1), None, gap, trace.stages)
+        result = _attribute_head(x, head, linearization, config, trace, walk)
+    else:
+        matrix = safe_norm(x) if rollout is None else rollout
+        result = Attribution(head.read(matrix).unsqueeze(-1), None, gap, trace.stages)
+    return finite(replace(result, expected_error=conditioning.estimate), dtype)
+
+
+class _Walk:
+    """Who belongs to whom, and which sources have reached which positions so far.
+
+    Attributes:
+        sources: ``[b, j]``, the source of each token.
+    """
+
+    def __init__(self, config: DecompXConfig, sources: Tensor, n_sources: int) -> None:
+        self.sources = sources
+        self._config, self._n_sources = config, n_sources
+        self.start()
+
+    def start(self) -> None:
+        """Every position holds its own token alone."""
+        self._reach: Reach | None = Reach.own(self.sources.shape[1], self.sources.device)
+
+    def step(self, sublayer: Sublayer) -> tuple[Rule, Rule]:
+        """Go through a sublayer: the rule for the biases before an attention in it, and for those after."""
+        before = self.rule()
+        self._reach = reach_after(sublayer, self._reach, self._config)
+        return before, self.rule()
+
+    def rule(self, name: str | None = None) -> Rule:
+        """The rule here, ``None`` for that of the configuration."""
+        name = name or self._config.bias
+        if name != "equal":
+            return Rule(name)
+        return Rule(name, equal_shares(self._reach, self.sources, self._n_sources, torch.float64))
+
+    def rule_at_head(self, head: Head, name: str | None = None) -> Rule:
+        """The same for what the head reads."""
+        name = name or self._config.bias
+        if name != "equal":
+            return Rule(name)
+        shares = equal_shares_at_head(self._reach, head.positions, self.sources, self._n_sources, torch.float64)
+        return Rule(name, shares)
 
 
 class _Trace:
@@ -85,7 +140,7 @@ class _Trace:
         if is_norm or self.config.stage_output == "vector":
             value = x.clone()
         elif self.config.stage_output == "norm":
-            value = x.norm(dim=-1)
+            value = safe_norm(x)
         else:
             value = _proximity(x, over="target" if self.config.variant == "released" and x.ndim == 4 else "source")
         self.stages[f"{stage}.{layer}"] = value
@@ -119,11 +174,11 @@ def _one_vector_per_source(x: Tensor, sources: Tensor | None) -> Tensor:
 
 
 def _layer(
-    x: Tensor, layer: LinearizedLayer, config: DecompXConfig, trace: _Trace, sources: Tensor, *, first: bool
+    x: Tensor, layer: LinearizedLayer, config: DecompXConfig, trace: _Trace, walk: _Walk, *, first: bool
 ) -> Tensor:
     for sublayer in layer.sublayers:
         stages = ("attention", "res1", "ln1") if sublayer.has_attention else ("ffn", "res2", None)
-        x = _sublayer(x, sublayer, config, trace, sources, layer.index, stages, first=first)
+        x = _sublayer(x, sublayer, config, trace, walk, layer.index, stages, first=first)
     return x
 
 
@@ -132,7 +187,7 @@ def _sublayer(
     sublayer: Sublayer,
     config: DecompXConfig,
     trace: _Trace,
-    sources: Tensor,
+    walk: _Walk,
     index: int,
     stages: tuple[str, str, str | None],
     *,
@@ -141,25 +196,26 @@ def _sublayer(
     """``X <- post_norm(X + out_norm(op(pre_norm(X))))``, equations 5 to 11."""
     with_norm = config.ln1 if sublayer.has_attention else config.ln2
     ops = [op for op in sublayer.ops if config.ffn or isinstance(op, Attention)]
-    u = _norm(x, sublayer.pre_norm, config) if with_norm else x
+    before, after = walk.step(sublayer)
+    u = _norm(x, sublayer.pre_norm, before) if with_norm else x
     branch, late_bias = torch.zeros_like(x), None
     for op in ops:
         if isinstance(op, FeedForward):
-            branch = branch + _feed_forward(u, op, config)
+            branch = branch + _feed_forward(u, op, config, before)
             continue
-        z, bias = _attention(u, op, config, sources, first=first)
+        z, bias = _attention(u, op, config, walk.sources, first=first)
         if config.variant == "paper":
-            z = add_bias(z, bias, config.bias)
+            z = after.add(z, bias)
         else:
             late_bias = bias
         branch = branch + z
     if ops:
         trace.keep(stages[0], index, branch)
     if sublayer.out_norm is not None and with_norm:
-        branch, late_bias = _norm(add_bias(branch, late_bias, config.bias), sublayer.out_norm, config), None
-    r = add_bias(x + branch, late_bias, config.bias)
+        branch, late_bias = _norm(after.add(branch, late_bias), sublayer.out_norm, after), None
+    r = after.add(x + branch, late_bias)
     trace.keep(stages[1], index, r)
-    y = _norm(r, sublayer.post_norm, config) if with_norm else r
+    y = _norm(r, sublayer.post_norm, after) if with_norm else r
     if stages[2] is not None:
         trace.keep(stages[2], index, y)
     return y
@@ -184,32 +240,29 @@ def _attention(
     return mixed @ op.w_out.to(x.dtype), bias
 
 
-def _norm(x: Tensor, norm: Norm | None, config: DecompXConfig) -> Tensor:
+def _norm(x: Tensor, norm: Norm | None, rule: Rule) -> Tensor:
     """Equation 7: the linear part of a norm, then its bias shared."""
     if norm is None:
         return x
-    return add_bias(norm.linear(x).to(x.dtype), norm.bias, config.bias)
+    return rule.add(norm.linear(x).to(x.dtype), norm.bias)
 
 
-def _feed_forward(x: Tensor, op: FeedForward, config: DecompXConfig) -> Tensor:
+def _feed_forward(x: Tensor, op: FeedForward, config: DecompXConfig, rule: Rule) -> Tensor:
     """Equations 8 to 10, in blocks of positions."""
     rows = max(1, FFN_BLOCK // (x.shape[0] * x.shape[2] * op.w_in.shape[1]))
-    blocks = [
-        _feed_forward_rows(x[:, start : start + rows], op, config, slice(start, start + rows))
-        for start in range(0, x.shape[1], rows)
-    ]
-    return torch.cat(blocks, dim=1)
+    blocks = [slice(start, start + rows) for start in range(0, x.shape[1], rows)]
+    return torch.cat([_feed_forward_rows(x[:, at], op, config, rule.at(at), at) for at in blocks], dim=1)
 
 
-def _feed_forward_rows(x: Tensor, op: FeedForward, config: DecompXConfig, rows: slice) -> Tensor:
+def _feed_forward_rows(x: Tensor, op: FeedForward, config: DecompXConfig, rule: Rule, rows: slice) -> Tensor:
     zeta = op.preactivation[:, rows]
     slope, intercept = linear_piece(get_activation(op.activation), zeta, config.activation)
-    a = add_bias(x @ op.w_in.to(x.dtype), op.b_in, config.bias)  # [b, i, k, f]
+    a = rule.add(x @ op.w_in.to(x.dtype), op.b_in)  # [b, i, k, f]
     if op.value is None:
-        a = _apply_line(a, slope, intercept, config.bias)
+        a = _apply_line(a, slope, intercept, rule)
     else:
-        a = _gated(x, a, op, config, rows, slope, intercept)
-    return add_bias(a @ op.w_out.to(x.dtype), op.b_out, config.bias)
+        a = _gated(x, a, op, config, rule, rows, slope, intercept)
+    return rule.add(a @ op.w_out.to(x.dtype), op.b_out)
 
 
 def _gated(
@@ -217,41 +270,44 @@ def _gated(
     value: Tensor,
     op: FeedForward,
     config: DecompXConfig,
+    rule: Rule,
     rows: slice,
     slope: Tensor,
     intercept: Tensor | None,
 ) -> Tensor:
     """``act(g) * u`` with ``act(g)`` frozen (``gate="value"``), or half of the product through each factor."""
     frozen_gate = get_activation(op.activation)(op.preactivation[:, rows])
-    through_value = _apply_line(value, frozen_gate, None, config.bias)
+    through_value = _apply_line(value, frozen_gate, None, rule)
     if config.gate == "value" or op.value is None or op.w_gate is None:
         return through_value
     frozen_value = op.value[:, rows]
-    g = add_bias(x @ op.w_gate.to(x.dtype), op.b_gate, config.bias)
+    g = rule.add(x @ op.w_gate.to(x.dtype), op.b_gate)
     intercept = None if intercept is None else intercept * frozen_value
-    through_gate = _apply_line(g, slope * frozen_value, intercept, config.bias)
+    through_gate = _apply_line(g, slope * frozen_value, intercept, rule)
     return 0.5 * (through_value + through_gate)
 
 
-def _apply_line(a: Tensor, slope: Tensor, intercept: Tensor | None, rule: str) -> Tensor:
+def _apply_line(a: Tensor, slope: Tensor, intercept: Tensor | None, rule: Rule) -> Tensor:
     """``slope * a[k]`` plus the intercept shared like a bias; ``slope`` and ``intercept`` lack the source axis."""
-    return add_bias(a * slope.unsqueeze(-2).to(a.dtype), intercept, rule)
+    return rule.add(a * slope.unsqueeze(-2).to(a.dtype), intercept)
 
 
 def _attribute_head(
-    x: Tensor, head: Head, linearization: Linearization, config: DecompXConfig, trace: _Trace
+    x: Tensor, head: Head, linearization: Linearization, config: DecompXConfig, trace: _Trace, walk: _Walk
 ) -> Attribution:
     """The vectors that the head reads through its steps, in float32 at least: ``[b, k, d]`` to ``[b, k, c]``."""
     rows = head.read(x.to(torch.promote_types(x.dtype, torch.float32)))
+    rule = walk.rule_at_head(head)
     for n, step in enumerate(head.steps):
-        rows = head_step(step, rows, config)
+        rows = head_step(step, rows, config, rule)
         if n == 0:
             trace.keep("pooler", linearization.num_layers - 1, rows)
     scores, bias_token = rows, None
     if config.bias == "bias_token":
         scores, bias_token = rows[:, :-1], rows[:, -1]
         if config.bias_token_split is not None:
-            scores, bias_token = add_bias(scores, bias_token, config.bias_token_split), None
+            split = walk.rule(config.bias_token_split).at(head.position)
+            scores, bias_token = split.add(scores, bias_token), None
     total = scores.sum(1) if bias_token is None else scores.sum(1) + bias_token
     gap = (total - linearization.logits).abs().amax(-1).double()
     return Attribution(scores, bias_token, gap, trace.stages)

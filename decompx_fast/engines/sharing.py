@@ -2,31 +2,38 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from ..linearize.layer import Norm
 from ..ops import activation_, add_norm_, bias_shares, bias_split_, functional_dots, layernorm_, vector_shares
-from ..ops.shares import DOT_RULES, nonzero_sources
+from ..ops.shares import DOT_RULES, absolute_similarity, nonzero_sources, safe_norm
 from .blocks import wide
 
 #: The rules whose shares can be known before the vectors are formed: dots are linear.
-KNOWN_BEFORE = (*DOT_RULES, "cls", "bias_token", "none")
+KNOWN_BEFORE = (*DOT_RULES, "equal", "cls", "bias_token", "none")
 
 
 @dataclass(frozen=True)
 class Sharing:
-    """How a bias reaches the sources: by a rule of the ops, or to the last source (``bias_token``).
+    """How a bias reaches the sources: by a rule of the ops, to the last source (``bias_token``), or by shares that do
+    not depend on the vectors (``equal``).
 
     Attributes:
         rule: of the configuration.
         backend: of the ops.
+        known: ``[1, p, k]`` under ``equal``: the shares at the positions that are worked on, float32 at least.
     """
 
     rule: str
     backend: str
+    known: Tensor | None = None
+
+    def at(self, rows: slice) -> Sharing:
+        """The same at some positions of the joined axis of batch and positions."""
+        return self if self.known is None else replace(self, known=self.known[:, rows])
 
     @property
     def collects(self) -> bool:
@@ -34,28 +41,40 @@ class Sharing:
         return self.rule == "bias_token"
 
     @property
+    def _by_ops(self) -> bool:
+        """Whether the ops share the biases."""
+        return not self.collects and self.known is None
+
+    @property
     def _options(self) -> dict[str, str]:
-        return {"rule": "none" if self.collects else self.rule, "backend": self.backend}
+        return {"rule": self.rule if self._by_ops else "none", "backend": self.backend}
 
     def add_(self, x: Tensor, bias: Tensor | None) -> None:
         """``x[i,k] <- x[i,k] + omega[i,k] bias``, weights taken from ``x`` ``[1, p, k, d]``; ``bias`` is ``[d]``."""
         if bias is None or self.rule == "none":
             return
         bias = bias.to(wide(x.dtype))
+        if self._by_ops:
+            bias_split_(x, bias, **self._options)  # type: ignore[arg-type]
+        else:
+            self._put_(x, bias)
+
+    def _put_(self, x: Tensor, bias: Tensor) -> None:
+        """The same where no op is needed; ``bias`` may be ``[1, p, d]`` too."""
         if self.collects:
             x[..., -1, :] += bias
-        else:
-            bias_split_(x, bias, **self._options)  # type: ignore[arg-type]
+        elif self.known is not None:
+            x.addcmul_(self.known.unsqueeze(-1).to(x.dtype), bias.to(x.dtype).unsqueeze(-2))
 
     def norm_(self, x: Tensor, norm: Norm | None) -> None:
         """Equation 7: the linear part of a norm, then its bias shared; ``norm.std`` is ``[1, p]``."""
         if norm is None:
             return
         weight, bias = _to(norm.weight, x), _to(norm.bias, x)
-        shared = None if self.collects else bias
+        shared = bias if self._by_ops else None
         layernorm_(x, norm.std, weight, shared, centre=norm.centre, **self._options)  # type: ignore[arg-type]
-        if self.collects and bias is not None:
-            x[..., -1, :] += bias
+        if bias is not None and not self._by_ops:
+            self._put_(x, bias)
 
     def add_norm_(
         self, x: Tensor, branch: Tensor, bias: Tensor | None, norm: Norm | None, *, after_residual: bool = False
@@ -68,7 +87,7 @@ class Sharing:
             norm: with ``std`` ``[1, p]``, or ``None``.
             after_residual: whether the bias is shared by ``x + branch`` and not by ``branch``.
         """
-        if norm is not None and not self.collects:
+        if norm is not None and self._by_ops:
             vectors = (_to(bias, x), norm.std, _to(norm.weight, x), _to(norm.bias, x))
             options = {"share_after_residual": after_residual, "centre": norm.centre, **self._options}
             add_norm_(x, branch, *vectors, **options)  # type: ignore[arg-type]
@@ -83,14 +102,14 @@ class Sharing:
     def activate_(self, a: Tensor, slope: Tensor, bias: Tensor | None, intercept: Tensor | None) -> None:
         """Equation 9: the bias before an activation, its slope ``[1, p, f]``, and its intercept shared likewise."""
         bias, intercept = _to(bias, a), _to(intercept, a)
-        if not self.collects:
+        if self._by_ops:
             activation_(a, _to(slope, a), bias, intercept=intercept, **self._options)  # type: ignore[arg-type]
             return
         if bias is not None:
-            a[..., -1, :] += bias
+            self._put_(a, bias)
         activation_(a, _to(slope, a), **self._options)  # type: ignore[arg-type]
         if intercept is not None:
-            a[..., -1, :] += intercept
+            self._put_(a, intercept)
 
     def shares_before(
         self, u: Tensor, weight: Tensor, bias: Tensor | None
@@ -111,6 +130,8 @@ class Sharing:
         if bias is None or self.rule == "none" or not bool(bias.any()):
             return None, None
         dtype = wide(u.dtype)
+        if self.known is not None:
+            return bias.to(dtype), self.known.to(dtype).contiguous()
         if self.collects or self.rule == "cls":
             shares = torch.zeros(u.shape[:-1], dtype=dtype, device=u.device)
             shares[..., -1 if self.collects else 0] = 1
@@ -129,6 +150,8 @@ class Sharing:
             shares = u.new_zeros(u.shape[:-1])
             shares[..., -1] = 1
             return shares
+        if self.known is not None:
+            return self.known
         return vector_shares(u, bias.to(u.dtype), rule=self.rule)  # type: ignore[arg-type]
 
 
@@ -162,7 +185,7 @@ class ShareCollector:
     """
 
     #: The rules that look at vectors.
-    RULES = ("absdot", "dot", "abssim", "norm", "equal")
+    RULES = ("absdot", "dot", "abssim", "norm")
 
     def __init__(self, bias: Tensor, rule: str, like: Tensor, backend: str) -> None:
         self._bias = bias.to(wide(like.dtype))
@@ -186,15 +209,12 @@ class ShareCollector:
         return bias_shares(self._weights, rule="dot", nonzero=self._nonzero)
 
     def _weigh(self, z: Tensor) -> Tensor:
-        if self._rule == "equal":
-            return nonzero_sources(z).to(self._weights.dtype)
         if self._rule == "norm":
-            return torch.linalg.vector_norm(z, dim=-1, dtype=self._weights.dtype)
+            return safe_norm(z)
         functional = self._bias.expand(*z.shape[:2], 1, -1)
         dots = functional_dots(z, functional, backend=self._backend).squeeze(-1)
         if self._rule == "abssim":
-            norms = torch.linalg.vector_norm(z, dim=-1, dtype=self._weights.dtype)
-            return torch.where(norms > 0, dots.abs() / norms, torch.zeros_like(norms))
+            return absolute_similarity(z, self._bias, dots)
         return dots if self._rule == "dot" else dots.abs()
 
 

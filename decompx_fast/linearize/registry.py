@@ -9,7 +9,7 @@ is not computed a second time.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -96,7 +96,43 @@ def describe(model: nn.Module) -> ModelSpec:
     return spec
 
 
-class HuggingFaceLinearization:
+class Recomputed:
+    """The layers of a model on some embedding, in its dtype, computed from the weights and compared with nothing.
+
+    To measure what a computation in one precision is wrong by; satisfies
+    :class:`decompx_fast.linearize.layer.Linearization`, but for ``logits``, which are those of the model itself.
+    """
+
+    def __init__(self, spec: ModelSpec, contexts: Sequence[Context], embedding: Tensor, logits: Tensor) -> None:
+        self._spec = spec
+        self.contexts = contexts
+        self.embedding = embedding
+        self.logits = logits.to(embedding.dtype)
+        self.num_layers = len(spec.layers)
+        self.reads_all = spec.read == "mean"
+
+    def layers(self) -> Iterator[LinearizedLayer]:
+        """Yield the layers in order."""
+        x = self.embedding
+        for index in range(self.num_layers):
+            layer = self.layer(index, x)
+            yield layer
+            x = layer.output
+
+    def layer(self, index: int, x: Tensor) -> LinearizedLayer:
+        """The layer ``index`` on the state ``x`` ``[b, i, d]``, unchecked."""
+        return linearize_layer(self._spec.layers[index], index, x, self.contexts[index])
+
+    def restore(self, layer: LinearizedLayer) -> LinearizedLayer:
+        """A layer again of which only :meth:`LinearizedLayer.without_constants` was kept."""
+        return restore_layer(self._spec.layers[layer.index], layer, self.contexts[layer.index])
+
+    def head(self, x: Tensor) -> Head:
+        """The head on the last layer's output ``x`` ``[b, i, d]``."""
+        return linearize_head(self._spec.head, self._spec.read, x)
+
+
+class HuggingFaceLinearization(Recomputed):
     """A model on one batch of equally long inputs without padding, as a stream of linearised layers.
 
     Satisfies :class:`decompx_fast.linearize.layer.Linearization`.
@@ -110,20 +146,11 @@ class HuggingFaceLinearization:
     """
 
     def __init__(self, spec: ModelSpec, run: ModelRun, dtype: torch.dtype, record: Record | None = None) -> None:
-        self._spec = spec
+        super().__init__(spec, run.contexts, run.states[0].to(dtype), run.logits)
         self._record = record
         self._run = run
         self._dtype = dtype
-        self.embedding = run.states[0].to(dtype)
-        self.logits = run.logits.to(dtype)
-        self.num_layers = len(spec.layers)
-        self.reads_all = spec.read == "mean"
         self.max_gap = 0.0
-
-    @property
-    def contexts(self) -> list[Context]:
-        """What the model called each layer with besides the state."""
-        return self._run.contexts
 
     def layers(self) -> Iterator[LinearizedLayer]:
         """Yield the layers in order; each is checked against the model's own hidden state.
@@ -161,17 +188,18 @@ class HuggingFaceLinearization:
         record = self._record
         return () if record is None else tuple(n for n in range(self.num_layers) if record.layer(n) is not None)
 
-    def layer(self, index: int, x: Tensor) -> LinearizedLayer:
-        """The layer ``index`` on the state ``x`` ``[b, i, d]``, unchecked."""
-        return linearize_layer(self._spec.layers[index], index, x, self._run.contexts[index])
+    @property
+    def model_dtype(self) -> torch.dtype:
+        """In which the model computed its states."""
+        return self._run.states[0].dtype
 
-    def restore(self, layer: LinearizedLayer) -> LinearizedLayer:
-        """A layer again of which only :meth:`LinearizedLayer.without_constants` was kept."""
-        return restore_layer(self._spec.layers[layer.index], layer, self._run.contexts[layer.index])
+    def again(self, embedding: Tensor) -> Recomputed:
+        """The same model on another embedding ``[b, i, d]``, in its dtype, unchecked."""
+        return Recomputed(self._spec, self.contexts, embedding, self.logits)
 
     def head(self, x: Tensor) -> Head:
         """The head on the last layer's output ``x`` ``[b, i, d]``, checked against the model's logits."""
-        head = linearize_head(self._spec.head, self._spec.read, x)
+        head = super().head(x)
         # Logits can cancel to nearly nothing, so their gap is measured against the vector they are read from.
         before = head.read(x) if len(head.steps) == 1 else head.steps[-2].output
         weight = head.steps[-1].weight

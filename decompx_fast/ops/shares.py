@@ -70,16 +70,17 @@ def vector_shares(u: Tensor, bias: Tensor | None, *, rule: Rule = "absdot", dots
     if rule == "equal":
         weights = nonzero_sources(u).to(u.dtype)
     elif rule == "norm":
-        weights = torch.linalg.vector_norm(u, dim=-1)
+        weights = safe_norm(u)
     elif rule in ("absdot", "dot", "abssim"):
-        if dots is None:
-            assert bias is not None
-            dots = vector_dots(u, bias)
-        weights = dots.to(u.dtype)
-        weights = weights if rule == "dot" else weights.abs()
         if rule == "abssim":
-            norms = torch.linalg.vector_norm(u, dim=-1)
-            weights = torch.where(norms > 0, weights / norms, torch.zeros_like(norms))
+            assert bias is not None
+            weights = absolute_similarity(u, bias, dots)
+        else:
+            if dots is None:
+                assert bias is not None
+                # Its size is common to all sources, and products with it might vanish.
+                dots = vector_dots(u, bias / size_of(bias))
+            weights = dots.to(u.dtype) if rule == "dot" else dots.to(u.dtype).abs()
     else:
         raise InputError(f"vector_shares: `rule` is {rule!r}; allowed: {', '.join(RULES)}, but not 'none'")
     empty = weights.sum(-1) == 0
@@ -97,6 +98,73 @@ def vector_dots(u: Tensor, bias: Tensor) -> Tensor:
         else:
             rows = [(u[n] @ bias[n].unsqueeze(-1)).squeeze(-1) for n in range(u.shape[0])]
         return torch.stack(rows)
+
+
+def safe_norm(u: Tensor) -> Tensor:
+    """``|u|`` over the last axis, for vectors of any size; float32 at least.
+
+    Squares of numbers below 1e-19 vanish in float32, and those above 1e19 are infinite. Such vectors are scaled first;
+    all others take no second look.
+    """
+    norms = torch.linalg.vector_norm(u, dim=-1, dtype=accumulation_dtype(u.dtype))
+    odd = _out_of_range(u, norms)
+    if odd is not None:
+        scaled, size = _scaled(u[odd])
+        norms[odd] = torch.linalg.vector_norm(scaled, dim=-1) * size.squeeze(-1)
+    return norms
+
+
+def absolute_similarity(u: Tensor, bias: Tensor, dots: Tensor | None = None) -> Tensor:
+    """``|u . b| / |u|`` up to a factor common to all sources, and 0 for a vector of zeros; float32 at least.
+
+    Args:
+        u: ``[b, i, k, d]``.
+        bias: ``[d]`` or ``[b, i, d]``.
+        dots: ``[b, i, k]``, their products, if known already.
+    """
+    dtype = accumulation_dtype(u.dtype)
+    bias = bias.to(dtype)
+    size = size_of(bias)  # [1] or [b, i, 1]
+    bias = bias / size
+    norms = torch.linalg.vector_norm(u, dim=-1, dtype=dtype)
+    dots = vector_dots(u.to(dtype), bias) if dots is None else dots.to(dtype) / size
+    similar = dots.abs() / _nonzero(norms)
+    odd = _out_of_range(u, norms)
+    if odd is not None:
+        rows, _ = _scaled(u[odd])
+        each = bias.unsqueeze(-2).expand(*u.shape[:-1], -1)[odd]
+        similar[odd] = (rows * each).sum(-1).abs() / torch.linalg.vector_norm(rows, dim=-1)
+    return similar
+
+
+def _out_of_range(u: Tensor, norms: Tensor) -> Tensor | None:
+    """Which vectors are not zero, but so small or large that their squares are not accurate; ``None`` if none is."""
+    limits = torch.finfo(norms.dtype)
+    odd = ~((norms >= (limits.tiny * u.shape[-1] / limits.eps) ** 0.5) & torch.isfinite(norms))
+    if not bool(odd.any()):
+        return None
+    odd &= nonzero_sources(u)
+    return odd if bool(odd.any()) else None
+
+
+def _scaled(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Vectors ``[r, d]`` over :func:`size_of` them, and that size ``[r, 1]``."""
+    rows = rows.to(accumulation_dtype(rows.dtype))
+    size = size_of(rows)
+    return rows / size, size
+
+
+def size_of(x: Tensor) -> Tensor:
+    """A power of two near the largest number of the last axis (1/2 for zeros): to divide by it changes no digit.
+
+    ``[..., d]`` to ``[..., 1]``.
+    """
+    exponent = torch.frexp(x.abs().amax(-1, keepdim=True)).exponent
+    return torch.ldexp(torch.ones_like(exponent, dtype=x.dtype), exponent - 1)
+
+
+def _nonzero(x: Tensor) -> Tensor:
+    return torch.where(x == 0, torch.ones_like(x), x)
 
 
 def nonzero_sources(u: Tensor) -> Tensor:
@@ -117,6 +185,8 @@ def full_precision(device: torch.device) -> AbstractContextManager[object]:
 
 
 def _normalised(weights: Tensor, nonzero: Tensor) -> Tensor:
+    # The sum of weights may leave the range that each is in; their size does not matter.
+    weights = weights / size_of(weights)
     total = weights.sum(-1, keepdim=True)
     nonzero = nonzero.to(weights.dtype)
     count = nonzero.sum(-1, keepdim=True)

@@ -1,0 +1,153 @@
+"""How wrong scores may be: what completeness does not say.
+
+That the scores add up to the logit says little of each of them: errors that move a score from one token to another, or
+that the model's own forward pass made as well, cancel in the sum. Two things magnify rounding. A norm whose standard
+deviation is small beside what enters it divides by that. And an error ``e`` of an attention logit is a relative error
+``e`` of the weight, where logits of a thousand have an error of a thousand roundings.
+
+:class:`Conditioning` foretells the error from such numbers, for next to nothing. :func:`score_error` measures it, by
+computing a second and a third time in float64.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ..linearize.layer import Attention, Linearization, LinearizedLayer, Norm, Sublayer
+from .attribution import Attribution
+
+#: An estimate of this share of the largest score is worth a warning. Half precisions are chosen by who can do with an
+#: error of some percent; elsewhere the bound leaves room for models that magnify ten times as much as is estimated.
+NOTEWORTHY, NOTEWORTHY_OF_HALF = 0.005, 0.05
+
+#: Target positions whose attention weights are looked at.
+SAMPLED_ROWS = 16
+
+#: What an estimate is multiplied by. Of random models with saturated attention and norms of tiny variance, most then
+#: have a smaller error, and the worst one of ten times the estimate: what a layer magnifies is not carried on.
+SAFETY = 2.0
+
+#: Embeddings are perturbed by one unit in the last place of the model's dtype, relative to the size of the vector. A
+#: computation that is in float64 already has roundings everywhere, of which this stands for all.
+FLOAT64_PERTURBATION = 64.0
+
+
+class Conditioning:
+    """Sums up what magnifies rounding, layer by layer, in any order.
+
+    The estimate is ``2 u (sum over norms of k^2 + sum over attentions of a^2)^(1/2)``, with ``u`` the rounding of the
+    dtype, ``k`` the size of what enters a norm over its standard deviation, and ``a`` the mean over some rows of
+    ``sum_j alpha[j] (1 - alpha[j]) |q| |k[j]| scale / sqrt(v)``: a weight that is nearly 1 or 0 does not move.
+
+    Args:
+        dtype: of the decomposed state.
+    """
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._state = _rounding(dtype)
+        self._total: Tensor | None = None
+
+    def note(self, layer: LinearizedLayer) -> None:
+        """A layer, complete."""
+        constants = _rounding(layer.input.dtype)
+        for sublayer in layer.sublayers:
+            for norm, size in _norms(sublayer):
+                self._add(self._state * (size / norm.std).mean(-1))
+            for op in sublayer.ops:
+                if isinstance(op, Attention):
+                    self._add(constants * _attention_gain(op))
+
+    def _add(self, term: Tensor) -> None:
+        square = term.double().square()
+        self._total = square if self._total is None else self._total + square
+
+    @property
+    def estimate(self) -> Tensor | None:
+        """``[b]``, the estimated error of the scores relative to the largest; ``None`` before the first layer."""
+        return None if self._total is None else SAFETY * self._total.sqrt()
+
+
+def noteworthy(dtype: torch.dtype) -> float:
+    """From which estimate on a warning is due, by the dtype of the decomposed state."""
+    return NOTEWORTHY_OF_HALF if dtype.itemsize < 4 else NOTEWORTHY
+
+
+def _rounding(dtype: torch.dtype) -> float:
+    return torch.finfo(dtype).eps / 2
+
+
+def _norms(sublayer: Sublayer) -> list[tuple[Norm, Tensor]]:
+    """Each norm whose input is known, at least in part, and the size of that ``[b, i]``."""
+    if sublayer.input is None:
+        return []
+    size = sublayer.input.square().mean(-1).sqrt()
+    found = [] if sublayer.pre_norm is None else [(sublayer.pre_norm, size)]
+    if sublayer.post_norm is not None:
+        for op in sublayer.ops:
+            if op.b_out is not None and sublayer.out_norm is None:
+                size = size + op.b_out.square().mean().sqrt()
+        found.append((sublayer.post_norm, size))
+    return found
+
+
+def _attention_gain(op: Attention) -> Tensor:
+    """``[b]``, the relative error of the mixed values for a relative error of 1 of queries and keys."""
+    pattern = op.pattern
+    n = pattern.query.shape[2]
+    step = max(n // SAMPLED_ROWS, 1)
+    rows = slice(0, n, step)
+    alpha = pattern.weights(rows)  # [b, h, i, j]
+    size = torch.linalg.vector_norm(pattern.query[:, :, rows], dim=-1) * abs(pattern.scale)
+    keys = torch.linalg.vector_norm(pattern.key, dim=-1).repeat_interleave(op.heads // op.kv_heads, dim=1)
+    moved = (alpha * (1 - alpha) * keys.unsqueeze(2)).sum(-1) * size  # [b, h, i]
+    return moved.mean((1, 2)) / math.sqrt(pattern.query.shape[-1])
+
+
+def score_error(
+    result: Attribution,
+    again: Callable[[Tensor], Linearization],
+    attribute: Callable[[Linearization], Attribution],
+    embedding: Tensor,
+    model_dtype: torch.dtype,
+) -> Tensor:
+    """What the scores are wrong by, measured: ``|s - s64| + 2 |s64' - s64| + eps |s|``, each the largest of all scores.
+
+    ``s64`` are the scores in float64 from the same embedding, ``s64'`` those from one that is perturbed by rounding:
+    the error that the model's own embedding block has made, which nothing computed here can undo.
+
+    Args:
+        result: the scores ``s``.
+        again: the model on another embedding, in its dtype, unchecked.
+        attribute: the same question in float64.
+        embedding: ``[b, i, d]``, as the model gave it.
+        model_dtype: in which it gave it.
+
+    Returns:
+        ``[b]`` float64, in the units of the scores.
+    """
+    exact = embedding.double()
+    generator = torch.Generator("cpu").manual_seed(exact[0].numel())
+    noise = torch.randn(exact.shape[1:], generator=generator, dtype=torch.float64).to(exact.device)  # as if alone
+    times = FLOAT64_PERTURBATION if model_dtype == torch.float64 else 1.0
+    size = exact.square().mean(-1, keepdim=True).sqrt()
+    perturbed = exact + times * torch.finfo(model_dtype).eps * size * noise
+    first, second = (attribute(again(start)) for start in (exact, perturbed))
+    last_place = torch.finfo(result.scores.dtype).eps * largest_share(result)
+    return _gap(result, first) + 2 * _gap(second, first) + last_place
+
+
+def largest_share(result: Attribution) -> Tensor:
+    """``[b]``, the size of the largest score, or of the bias token's if that is larger; float64."""
+    largest = result.scores.double().abs().amax((1, 2))
+    return largest if result.bias_token is None else largest.maximum(result.bias_token.double().abs().amax(-1))
+
+
+def _gap(one: Attribution, other: Attribution) -> Tensor:
+    gap = (one.scores.double() - other.scores.double()).abs().amax((1, 2))
+    if one.bias_token is None or other.bias_token is None:
+        return gap
+    return torch.maximum(gap, (one.bias_token.double() - other.bias_token.double()).abs().amax(-1))

@@ -1,0 +1,102 @@
+"""Which sources reach a position: those that the rule ``equal`` shares a bias among.
+
+"The sources whose vector is not zero" is read off the structure of the model: a source reaches a position where the
+masks of the attentions (causal, windowed) let it pass, through any chain of layers. It is not read off the numbers: a
+weight of the softmax that is rounded to zero (every one below 1e-45 in float32) would give or take a whole share, so
+that scores would jump from one precision to the next, and differ between engines that round in another order. For
+weights that are not rounded to zero both readings are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..config import DecompXConfig
+from ..linearize.layer import Attention, AttentionPattern, FeedForward, Sublayer
+
+
+@dataclass(frozen=True)
+class Reach:
+    """The tokens that reach position ``i``: from ``first[i]`` to ``last[i]``, both ``[i]``.
+
+    A range without holes, whose ends grow along the positions, since what a position attends is one.
+    ``None`` in place of a reach: every token, at every position.
+    """
+
+    first: Tensor
+    last: Tensor
+
+    @classmethod
+    def own(cls, n: int, device: torch.device) -> Reach:
+        """At the start each position holds its own token alone."""
+        i = torch.arange(n, device=device)
+        return cls(i, i)
+
+    def read(self, positions: Sequence[int]) -> Reach:
+        """Of one row that is made of several positions: whatever reaches any of them."""
+        rows = list(positions)
+        return Reach(self.first[rows].amin(0, keepdim=True), self.last[rows].amax(0, keepdim=True))
+
+    def through(self, pattern: AttentionPattern) -> Reach | None:
+        """What is reached after an attention; all that was before, and more."""
+        if not pattern.causal and pattern.window is None:
+            return None
+        n = len(self.first)
+        window = n if pattern.window is None else pattern.window
+        i = torch.arange(n, device=self.first.device)
+        lowest = (i - window + 1).clamp_min(0)
+        highest = i if pattern.causal else (i + window - 1).clamp_max(n - 1)
+        return Reach(self.first[lowest], self.last[highest])
+
+
+def reach_after(sublayer: Sublayer, reach: Reach | None, config: DecompXConfig) -> Reach | None:
+    """What reaches the positions after a sublayer, if ``reach`` did before."""
+    ops = active_ops(sublayer, config)
+    if not ops and config.ln2 and sublayer.out_norm is not None and sublayer.out_norm.bias is not None:
+        return None  # Of the branch only the bias of its norm is left, and that is shared among all.
+    for op in ops:
+        if reach is not None and isinstance(op, Attention):
+            reach = reach.through(op.pattern)
+    return reach
+
+
+def active_ops(sublayer: Sublayer, config: DecompXConfig) -> tuple[Attention | FeedForward, ...]:
+    """The operations of a sublayer that are not left out."""
+    return tuple(op for op in sublayer.ops if config.ffn or isinstance(op, Attention))
+
+
+def equal_shares(reach: Reach | None, member: Tensor, n_sources: int, dtype: torch.dtype) -> Tensor:
+    """Of the sources that reach a position, an equal share each.
+
+    Args:
+        reach: of the tokens.
+        member: ``[b, j]``, the source that each token belongs to. A source of several tokens reaches what one of them
+            does; one without tokens reaches nothing.
+        n_sources: how many sources there are.
+        dtype: of the shares.
+
+    Returns:
+        ``[b, i, k]``, adding up to one over ``k``.
+    """
+    b, n = member.shape
+    owns = member.unsqueeze(-1) == torch.arange(n_sources, device=member.device)  # [b, j, k]
+    if reach is None:
+        reached = owns.any(1, keepdim=True).expand(b, n, n_sources)
+    else:
+        before = torch.zeros(b, n + 1, n_sources, dtype=torch.int32, device=member.device)
+        before[:, 1:] = owns.cumsum(1, dtype=torch.int32)  # how many tokens of a source come before a position
+        reached = before[:, reach.last + 1] > before[:, reach.first]
+    shares = reached.to(dtype)
+    return shares / shares.sum(-1, keepdim=True)
+
+
+def equal_shares_at_head(
+    reach: Reach | None, positions: Sequence[int], member: Tensor, n_sources: int, dtype: torch.dtype
+) -> Tensor:
+    """The same for what a head reads of ``positions``: ``[b, k]``."""
+    read = None if reach is None else reach.read(positions)
+    return equal_shares(read, member, n_sources, dtype)[:, 0]
