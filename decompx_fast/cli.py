@@ -55,6 +55,9 @@ class Session:
         self.kept = kept
 
 
+pass_session = click.make_pass_decorator(Session, ensure=True)
+
+
 class _Mebibytes(click.IntRange):
     """A whole number of MiB, as bytes."""
 
@@ -115,7 +118,7 @@ def cli() -> None:
     help="End at the first text that cannot be explained, or put its error in its place and go on.",
 )
 @click.option("--quiet", is_flag=True, help="Print no tables.")
-@click.pass_obj
+@pass_session
 def explain(
     session: Session,
     texts: tuple[str, ...],
@@ -202,7 +205,7 @@ def plan(model: str | None, tokens: int, device: str | None, **options: Any) -> 
 @click.option("--device", metavar="DEVICE", help="Where to compute, such as cuda. [default: cpu]")
 @click.option("--workers", type=click.IntRange(min=1), default=1, show_default=True, metavar="N", help="Processes.")
 @click.option("--quiet", is_flag=True, help="Print no table and no progress.")
-@click.pass_obj
+@pass_session
 def evaluate(session: Session, data: str, out: str, label_map: tuple[str, ...], quiet: bool, **options: Any) -> None:
     """Measure how faithful attribution methods are to a model.
 

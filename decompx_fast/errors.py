@@ -57,10 +57,15 @@ class PrecisionWarning(UserWarning):
 _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
+def _between(path: str) -> bool:
+    """Whether code stands between the user's and ours: our own, and what takes us out of a compiled graph."""
+    return path.startswith(_PACKAGE) or os.path.join("torch", "_dynamo", "") in path
+
+
 def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
     """Warn at the innermost line that is not of this package."""
     level = 1
     frame: FrameType | None = sys._getframe()
-    while frame is not None and os.path.abspath(frame.f_code.co_filename).startswith(_PACKAGE):
+    while frame is not None and _between(os.path.abspath(frame.f_code.co_filename)):
         level, frame = level + 1, frame.f_back
     warnings.warn(message, category, stacklevel=level)
