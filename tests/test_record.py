@@ -21,12 +21,12 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from decompx_fast import DecompX
 from decompx_fast.config import DecompXConfig
-from decompx_fast.engines import adjoint
+from decompx_fast.engines.adjoint.run import run as adjoint
 from decompx_fast.errors import UnsupportedModelError
 from decompx_fast.linearize import record
 from decompx_fast.linearize.layer import Attention, LinearizedLayer
+from decompx_fast.linearize.linearization import HuggingFaceLinearization, linearize
 from decompx_fast.linearize.model_run import run_model
-from decompx_fast.linearize.registry import HuggingFaceLinearization, linearize
 from decompx_fast.linearize.spec import Affine, AttentionSpec, InputLimits, LayerSpec, ModelSpec
 
 CONFIG = DecompXConfig(bias="bias_token")
@@ -571,13 +571,13 @@ def test_checkpoints_give_the_same_and_let_go_of_what_was_recorded(checkpoint_ev
     kept = [weakref.ref(layer.sublayers[1].ops[0].preactivation) for layer in linearization.layers()]
     steps: list[int] = []
 
-    class Watched(adjoint._Tape):
+    class Watched(adjoint.Tape):
         def backwards(self, **options):
             steps.append(sum(reference() is not None for reference in kept))
             yield from super().backwards(**options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(adjoint, "_Tape", Watched)
+        patch.setattr(adjoint, "Tape", Watched)
         found = adjoint.attribute(linearization, CONFIG, checkpoint_every=checkpoint_every).scores
     assert_same(found, expected, 1e-12)
     assert steps == [1], "of the last layer alone"
@@ -619,8 +619,8 @@ def test_who_records(monkeypatch):
             asked.append(args)
             super().__init__(*args)
 
-    monkeypatch.setattr("decompx_fast.linearize.registry.Record", Spy)
-    monkeypatch.setattr("decompx_fast.dispatch.RECORDED_TOKENS", 4)
+    monkeypatch.setattr("decompx_fast.linearize.linearization.Record", Spy)
+    monkeypatch.setattr("decompx_fast.engines.choose.RECORDED_TOKENS", 4)
     model = classifier(dtype=torch.float32)
     for ids, recording in (([7, 8, 9, 10], ("forward", "adjoint")), ([7, 8, 9, 10, 11], ("adjoint",))):
         expected = logits_of(model, torch.tensor([ids]))[0]

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
-from . import checks, native, products, registry
+from . import checks, registry
+from .backends import native, products
 from .shares import accumulation_dtype
 
 
@@ -17,7 +18,7 @@ class Faster:
     Attributes:
         level: the instruction set in use.
         dtype: of the vectors.
-        ways: how large products are made otherwise (:mod:`.product_choices`).
+        ways: how large products are made otherwise (:mod:`.backends.product_choices`).
         reason: what was measured.
     """
 

@@ -1,0 +1,88 @@
+"""What the biases add, and to whom the rule gives it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ...config import DecompXConfig
+from ..attribution import SiteShare
+from ..reach import Reach
+
+
+class Ledger:
+    """Sums what the biases add, and gives it to whom the rule says.
+
+    Shares go to ranges of sources, so they are kept as the differences from each source to the next, and
+    summed up at the end; in float64, because differences cancel.
+
+    Attributes:
+        scores: ``[b, m, k]``, of the tokens themselves.
+        bias_token: ``[b, m]`` or ``None``.
+        layer, reach: where :meth:`add` is: index of the layer (-1: the head), sources with a vector.
+        beyond: ``[k]``, True for sources after those that the head reaches, or ``None`` if there are none.
+        components: ``"name.layer"`` to ``[b, k, m]``, as :class:`Attribution` says.
+    """
+
+    def __init__(self, b: int, m: int, n: int, config: DecompXConfig, *, like: Tensor, keep_sites: bool) -> None:
+        self.scores = like.new_zeros(b, m, n)
+        self.bias_token = like.new_zeros(b, m) if config.bias == "bias_token" else None
+        self.layer = -1
+        self.reach: Reach | None = None
+        self.beyond: Tensor | None = None
+        self.components: dict[str, Tensor] = {}
+        self._rule = config.bias
+        self._steps = torch.zeros(b, m, n + 1, dtype=torch.float64, device=like.device)
+        self._sites: dict[tuple[int, str], Tensor] | None = {} if keep_sites else None
+
+    def add(self, place: str, g: Tensor, bias: Tensor | None, rows: slice) -> None:
+        """Note ``g[i] . bias`` for ``rows``; ``bias`` is ``[d]``, or ``[b, i, d]`` with these ``i``."""
+        if bias is None or (self._rule == "none" and self._sites is None):
+            return
+        share = g @ bias if bias.ndim == 1 else (g * bias.unsqueeze(1)).sum(-1)  # [b, m, i]
+        total = share.sum(-1)
+        if self._sites is not None:
+            key = (self.layer, place)
+            self._sites[key] = self._sites[key] + total if key in self._sites else total
+        if self.bias_token is not None:
+            self.bias_token += total
+        elif self._rule == "cls":
+            self._steps[..., 0] += total
+            self._steps[..., 1] -= total
+        elif self._rule == "equal":
+            self._share_equally(share.double(), rows)
+
+    def _share_equally(self, share: Tensor, rows: slice) -> None:
+        if self.reach is None:
+            self._steps[..., 0] += share.sum(-1) / self.scores.shape[-1]
+            return
+        first, end = self.reach.first[rows], self.reach.last[rows] + 1
+        each = share / (end - first)
+        self._steps.index_add_(-1, first, each)
+        self._steps.index_add_(-1, end, each, alpha=-1)
+
+    def carry(self, name: str, g: Tensor, x: Tensor, rows: slice) -> None:
+        """Note ``g[i] . x[i]``, what positions ``rows`` send through a component; ``[b, m, i, d]``, ``[b, i, d]``."""
+        if self._sites is None:
+            return
+        b, m, n = self.scores.shape
+        key = f"{name}.{self.layer}"
+        carried = self.components.setdefault(key, g.new_zeros(b, n, m))
+        carried[:, rows] += (g * x.unsqueeze(1)).sum(-1).transpose(1, 2)
+
+    def credit(self, scores: Tensor, rows: slice) -> None:
+        """Note scores ``[b, m, k]`` that are the tokens' own under every rule, for the tokens ``rows``."""
+        self.scores[:, :, rows] += scores
+
+    def total_scores(self) -> Tensor:
+        """``[b, m, k]``, the tokens' own and what the rule gave them."""
+        given = self._steps.cumsum(-1)[..., :-1]
+        if self._rule == "equal" and self.beyond is not None:
+            # All that was added has been subtracted again there, but for its rounding.
+            given = given.masked_fill(self.beyond, 0)
+        return self.scores + given.to(self.scores.dtype)
+
+    def shares(self) -> list[SiteShare]:
+        """By place, in forward order: they were met in reverse."""
+        sites = self._sites or {}
+        return [SiteShare(layer, place, value) for (layer, place), value in reversed(sites.items())]

@@ -1,0 +1,65 @@
+"""The forward pass of the adjoint engine, and what of it is kept for the way back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from ...config import DecompXConfig
+from ...linearize.layer import KEEP_BYTES, HoldsLayers, Linearization, LinearizedLayer, Shelf
+from ..reach import Reach, equal_shares_at_head, reach_after
+
+
+class Tape:
+    """The forward pass, and what of it is needed on the way back."""
+
+    def __init__(self, linearization: Linearization, config: DecompXConfig, checkpoint_every: int | None) -> None:
+        self._linearization = linearization
+        self._every = checkpoint_every or 1
+        self._states: dict[int, Tensor] = {}
+        self._layers: dict[int, LinearizedLayer] = {}
+        self._reaches: list[Reach | None] = []
+        shelf = Shelf(KEEP_BYTES)
+        output = linearization.embedding
+        reach: Reach | None = Reach.own(output.shape[1], output.device)
+        layers = linearization.take_layers() if isinstance(linearization, HoldsLayers) else linearization.layers()
+        for layer in layers:
+            self._reaches.append(reach)
+            for sublayer in layer.sublayers:
+                reach = reach_after(sublayer, reach, config)
+            is_last = layer.index == linearization.num_layers - 1
+            if checkpoint_every is None or is_last:
+                self._layers[layer.index] = shelf.keep(layer, always=is_last)
+            if checkpoint_every is not None and layer.index % checkpoint_every == 0:
+                self._states[layer.index] = layer.input
+            output = layer.output
+        self.head = linearization.head(output)
+        self.reach_of_head = reach
+
+    def equal_shares_at_head(self) -> Tensor:
+        """``[b, k]``, an equal share for each token that reaches the position that the head reads."""
+        b, n, _ = self._linearization.embedding.shape
+        member = torch.arange(n, device=self._linearization.embedding.device).expand(b, n)
+        dtype = self._linearization.embedding.dtype
+        return equal_shares_at_head(self.reach_of_head, self.head.positions, member, n, dtype)
+
+    def backwards(self, *, keep: bool) -> Iterator[tuple[LinearizedLayer, Reach | None]]:
+        """The layers from the last to the first, each with what its input reaches; ``keep``: to be read once more."""
+        for index in reversed(range(len(self._reaches))):
+            layer = self._layers.get(index) if keep else self._layers.pop(index, None)
+            if layer is None:
+                layer = self._linearization.layer(index, self._state(index))
+            elif not layer.complete:
+                layer = self._linearization.restore(layer)
+            if not keep or index % self._every:
+                self._states.pop(index, None)
+            yield layer, self._reaches[index]
+
+    def _state(self, index: int) -> Tensor:
+        """The input of a layer; from the checkpoint before it, if it was not kept."""
+        for before in range(index - index % self._every, index):
+            if before + 1 not in self._states:
+                self._states[before + 1] = self._linearization.layer(before, self._states[before]).output
+        return self._states[index]

@@ -1,0 +1,1 @@
+"""Loading models: those that ``save_pretrained`` wrote, and the embedded one. Nothing else imports transformers."""
