@@ -21,6 +21,7 @@ from .adjoint.plan import AdjointPlan
 from .attribution import Attribution
 from .dtype_range import finite
 from .forward import run as forward
+from .forward.checks import check_options
 from .forward.plan import ModelShape, plan
 
 EngineChoice = Literal["auto", "reference", "forward", "adjoint"]
@@ -88,7 +89,7 @@ def choose_engine(engine: str, config: DecompXConfig, *, grouped: bool, rows: bo
     if engine == "adjoint" and refusal is not None:
         raise OptionError(f"engine='adjoint' cannot answer: {refusal}")
     if engine == "forward" or rows:
-        forward.check_options(config)
+        check_options(config)
     if rows:
         return "forward"
     if engine != "auto":
@@ -96,7 +97,7 @@ def choose_engine(engine: str, config: DecompXConfig, *, grouped: bool, rows: bo
     if refusal is None:
         return "adjoint"
     try:
-        forward.check_options(config)
+        check_options(config)
     except OptionError:
         return "reference"
     return "forward"

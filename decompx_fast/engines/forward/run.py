@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ...config import DecompXConfig
-from ...errors import InputError, OptionError
+from ...errors import InputError
 from ...linearize.layer import Linearization, LinearizedLayer, Norm, Sublayer
 from ...ops.shares import safe_norm
 from ..accuracy import Conditioning
@@ -27,14 +27,12 @@ from ..head import head_step
 from ..reach import Reach, equal_shares, equal_shares_at_head, reach_after
 from ..shape import ModelShape, form_refusal
 from .attention import Mixing, attend_, attend_first, attend_row
+from .checks import check_options, check_positions, count_sources
 from .direct import at_rows, finish_sublayer_
 from .operator import finish_by_operator_
 from .plan import Plan, plan
 from .segments import attention_of, keeps_branch, segments
 from .sharing import PendingBias, Sharing
-
-#: The stages that this engine can keep: the others never exist for all sources at once.
-STAGES = ("encoder", "aggregated", "pooler")
 
 
 def attribute(
@@ -93,24 +91,6 @@ def attribute(
         return finite(result, run.dtype)
 
 
-def check_options(config: DecompXConfig) -> None:
-    """Whether this engine has these options.
-
-    Raises:
-        OptionError: names the option and the engine that has it.
-    """
-    ways = "use engine='reference'"
-    if config.aggregation != "vector":
-        raise OptionError(f"aggregation={config.aggregation!r} is not in the forward engine: {ways}")
-    for stage in config.stages:
-        if stage not in STAGES:
-            raise OptionError(
-                f"stages={stage!r} is not kept by the forward engine, which keeps {', '.join(STAGES)}: {ways}"
-            )
-    if config.stages and config.stage_output == "distance":
-        raise OptionError(f"stage_output='distance' is not in the forward engine: {ways}")
-
-
 def _start(
     linearization: Linearization,
     layer: LinearizedLayer,
@@ -126,8 +106,8 @@ def _start(
     dtype = dtype or embedding.dtype
     b, n, _ = embedding.shape
     check_embedding(embedding, dtype)
-    wanted = _check_positions(positions, n)
-    n_sources = None if sources is None else _count_sources(sources, b, n)
+    wanted = check_positions(positions, n)
+    n_sources = None if sources is None else count_sources(sources, b, n)
     the_plan = plan(
         ModelShape.from_linearization(linearization, layer),
         n,
@@ -154,34 +134,6 @@ def _start(
         grouped=sources is not None,
     )
     return _Run(linearization, config, the_plan, workspace, mixing, Sharing(config.bias, backend), dtype, wanted)
-
-
-def _check_positions(positions: Sequence[int], n: int) -> tuple[int, ...]:
-    """The positions, counted from the start.
-
-    Raises:
-        InputError: for what is no position of inputs with ``n`` tokens.
-    """
-    for position in positions:
-        if isinstance(position, bool) or not isinstance(position, int) or not -n <= position < n:
-            raise InputError(f"positions holds {position!r}: give whole numbers from {-n} to {n - 1} for {n} tokens")
-    return tuple(position % n for position in positions)
-
-
-def _count_sources(sources: Tensor, b: int, n: int) -> int:
-    """How many sources there are.
-
-    Raises:
-        InputError: if they are not numbered.
-    """
-    if tuple(sources.shape) != (b, n) or sources.is_floating_point() or sources.dtype == torch.bool:
-        raise InputError(
-            f"sources must be integers of the shape [{b}, {n}], one for each token, got {sources.dtype} "
-            f"{list(sources.shape)}"
-        )
-    if int(sources.min()) < 0:
-        raise InputError(f"sources are numbered from 0, got {int(sources.min())}")
-    return int(sources.max()) + 1
 
 
 @dataclass(frozen=True)
