@@ -28,8 +28,8 @@ from transformers import BertConfig, BertForSequenceClassification
 from decompx_fast import DecompX
 from decompx_fast.config import DecompXConfig
 from decompx_fast.engines import reference
-from decompx_fast.engines.adjoint.run import run as adjoint
-from decompx_fast.engines.forward.run import run as forward
+from decompx_fast.engines.adjoint import run as adjoint
+from decompx_fast.engines.forward import run as forward
 from decompx_fast.linearize.linearization import linearize
 from decompx_fast.ops import network_is_fused
 from decompx_fast.ops.backends import products

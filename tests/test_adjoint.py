@@ -27,8 +27,8 @@ from transformers import (
 
 from decompx_fast.config import DecompXConfig
 from decompx_fast.engines import reference
-from decompx_fast.engines.adjoint.run import pullback
-from decompx_fast.engines.adjoint.run import run as adjoint
+from decompx_fast.engines.adjoint import pullback
+from decompx_fast.engines.adjoint import run as adjoint
 from decompx_fast.engines.attribution import Attribution
 from decompx_fast.errors import InputError, OptionError
 from decompx_fast.linearize import layer as layer_module

@@ -9,7 +9,7 @@ from models import classifier, token_ids
 
 from decompx_fast.config import DecompXConfig
 from decompx_fast.engines import reference
-from decompx_fast.engines.adjoint.run import run as adjoint
+from decompx_fast.engines.adjoint import run as adjoint
 from decompx_fast.linearize.linearization import linearize
 
 

@@ -11,8 +11,8 @@ from torch import nn
 
 from decompx_fast import DecompXConfig, UnsupportedModelError
 from decompx_fast.engines import reference
-from decompx_fast.engines.adjoint.run import run as adjoint
-from decompx_fast.engines.forward.run import run as forward
+from decompx_fast.engines.adjoint import run as adjoint
+from decompx_fast.engines.forward import run as forward
 from decompx_fast.linearize.linearization import linearize, supported_architectures
 
 COMMON = {

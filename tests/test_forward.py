@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from decompx_fast import ops
 from decompx_fast.config import DecompXConfig
 from decompx_fast.engines import reference
-from decompx_fast.engines.forward.run import attention as attention_path
-from decompx_fast.engines.forward.run import direct as direct_path
-from decompx_fast.engines.forward.run import run as forward
+from decompx_fast.engines.forward import attention as attention_path
+from decompx_fast.engines.forward import direct as direct_path
+from decompx_fast.engines.forward import run as forward
 from decompx_fast.errors import BackendError, InputError, OptionError
 from decompx_fast.linearize.linearization import linearize
 

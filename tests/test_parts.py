@@ -13,8 +13,8 @@ from torch import nn
 
 from decompx_fast.config import DecompXConfig
 from decompx_fast.engines import reference
-from decompx_fast.engines.adjoint.run import run as adjoint
-from decompx_fast.engines.forward.run import run as forward
+from decompx_fast.engines.adjoint import run as adjoint
+from decompx_fast.engines.forward import run as forward
 from decompx_fast.linearize import probing as parts
 from decompx_fast.linearize.linearization import describe, linearize
 from decompx_fast.linearize.spec import affine

@@ -14,8 +14,8 @@ from transformers import BertConfig, BertForSequenceClassification
 from decompx_fast import DecompX
 from decompx_fast.config import DecompXConfig
 from decompx_fast.engines.blocks import Workspace, blocks
+from decompx_fast.engines.forward import run as forward
 from decompx_fast.engines.forward.plan import ModelShape, plan
-from decompx_fast.engines.forward.run import run as forward
 from decompx_fast.engines.memory import available_bytes, default_workspace
 from decompx_fast.errors import OptionError, PlanError
 from decompx_fast.linearize.linearization import describe

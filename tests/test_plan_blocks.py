@@ -6,8 +6,8 @@ import math
 
 import pytest
 import torch
-from decompx_fast.engines.forward.run.fitting import floor_bytes
 
+from decompx_fast.engines.forward.fitting import floor_bytes
 from decompx_fast.engines.forward.plan import Blocks, ModelShape, plan
 
 MIB = 1 << 20

@@ -21,7 +21,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from decompx_fast import DecompX
 from decompx_fast.config import DecompXConfig
-from decompx_fast.engines.adjoint.run import run as adjoint
+from decompx_fast.engines.adjoint import run as adjoint
 from decompx_fast.errors import UnsupportedModelError
 from decompx_fast.linearize import record
 from decompx_fast.linearize.layer import Attention, LinearizedLayer

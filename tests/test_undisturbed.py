@@ -145,7 +145,7 @@ def test_errors_leave_nothing_behind(monkeypatch, engine, error):
         "decompx_fast.linearize.families.parts.activation_name",
         "decompx_fast.linearize.linearization.HuggingFaceLinearization._check",
         "decompx_fast.linearize.linearization.linearize_head",
-        f"decompx_fast.engines.{engine}.attribute",
+        "decompx_fast.engines." + (engine if engine == "reference" else f"{engine}.run") + ".attribute",
         "decompx_fast.job.Explanation",
     ):
         with monkeypatch.context() as patch:
