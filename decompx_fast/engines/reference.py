@@ -52,7 +52,7 @@ def attribute(
     trace = _Trace(config)
     dtype = dtype or linearization.embedding.dtype
     check_embedding(linearization.embedding, dtype)
-    conditioning = Conditioning(dtype)
+    conditioning = Conditioning(dtype, config.bias)
     vectors = config.aggregation == "vector"
     x = _one_vector_per_source(linearization.embedding.to(dtype), sources)
     walk = _Walk(config, _own(x) if sources is None else sources, x.shape[2])
