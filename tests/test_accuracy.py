@@ -69,11 +69,26 @@ def test_large_errors_are_warned_of(asked):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
-@pytest.mark.parametrize("options", [{}, {"bias": "bias_token"}, {"bias": "none"}, {"engine": "reference"}])
+@pytest.mark.parametrize(
+    "options", [{}, {"bias": "bias_token"}, {"bias": "none"}, {"bias": "abssim"}, {"engine": "reference"}]
+)
 def test_an_ordinary_model_is_not_warned_of(dtype, options):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         DecompX(models.classifier(dtype=torch.float32, layers=12)).explain(IDS, dtype=dtype, **options)
+
+
+@pytest.mark.parametrize("engine", ["forward", "reference"])
+def test_cosines_of_sources_that_are_rounded_to_zero_are_warned_of(engine):
+    """A cosine does not fall with the size of a vector: a weight too small for float32 loses its whole share."""
+    model = models.classifier(dtype=torch.float32, layers=3)
+    with torch.no_grad():
+        for layer in model.bert.encoder.layer:
+            layer.attention.self.query.weight *= 100
+    exact, found = truth(model, IDS, bias="abssim"), DecompX(model, bias="abssim", engine=engine)
+    with pytest.warns(PrecisionWarning, match="saturated attention"):
+        explanation = found.explain(IDS)
+    assert error_of(explanation, exact) > 0.01 * exact.scores.abs().max()
 
 
 def test_a_large_measured_error_is_warned_of_at_the_users_line():

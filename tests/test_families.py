@@ -121,6 +121,29 @@ def test_engines_and_a_second_decomposition_agree(case, rule, record):
         assert np.abs(tokens - expected.scores[item].numpy()).max() <= ROUNDING * size
 
 
+@pytest.mark.parametrize("case", [case for case in CASES if case.endswith("_mean")])
+@pytest.mark.parametrize("split", [*RULES[:1], "abssim", "norm", "equal", "cls"])
+def test_collected_biases_are_shared_where_a_head_reads_a_mean(case, split):
+    model, config = classifier(case), DecompXConfig(bias="bias_token", bias_token_split=split)
+    linearization = linearize(model, inputs())
+    results = [engine.attribute(linearization, config) for engine in (reference, forward, adjoint)]
+    for result in results:
+        total = result.scores.sum(1)
+        assert torch.allclose(total, linearization.logits, rtol=0, atol=IN_FLOAT32.get(case, ROUNDING))
+        assert (result.scores - results[0].scores).abs().max() <= ROUNDING * results[0].scores.abs().max()
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.endswith("_mean")])
+@pytest.mark.parametrize("engine", [reference, forward])
+def test_without_the_head_the_norms_are_those_of_the_mean(case, engine):
+    """Not the mean of the norms: what is told is how long the part of each source is in what the head would read."""
+    model = classifier(case)
+    config = DecompXConfig(bias="none", head=False, stages=("encoder",), stage_output="vector")
+    result = engine.attribute(linearize(model, inputs()), config)
+    last = result.stages["encoder.2"]  # [b, i, k, d]
+    assert torch.allclose(result.scores[..., 0], last.mean(1).norm(dim=-1), rtol=1e-12)
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_scores_sum_to_the_logits_at_every_length(case):
     model = classifier(case, seed=1)

@@ -23,7 +23,7 @@ def test_readme_examples_run() -> None:
     first, options = re.findall(r"```python\n(.*?)```", README, re.S)
     first, count = re.subn(r"DecompX\.from_pretrained\(.*?\)", "DecompX.demo()", first)
     assert count == 1
-    names = {"texts": models.TEXTS[:2], "text": models.TEXTS[0]}
+    names = {"texts": models.TEXTS[:2], "text": models.TEXTS[0], "names": ["first", "second"]}
     exec(first, names)
     explanation = names["explanation"]
     assert (explanation.scores.sum(0) - explanation.logits).abs().max() < 1e-5  # float32 sums of numbers below 1

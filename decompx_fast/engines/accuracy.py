@@ -43,12 +43,18 @@ class Conditioning:
     dtype, ``k`` the size of what enters a norm over its standard deviation, and ``a`` the mean over some rows of
     ``sum_j alpha[j] (1 - alpha[j]) |q| |k[j]| scale / sqrt(v)``: a weight that is nearly 1 or 0 does not move.
 
+    Where biases are shared by the cosine, which does not fall with the size of a vector, the share of weights that
+    are rounded to zero is added as it is: such a source loses a whole share.
+
     Args:
         dtype: of the decomposed state.
+        rule: by which biases are shared.
     """
 
-    def __init__(self, dtype: torch.dtype) -> None:
+    def __init__(self, dtype: torch.dtype, rule: str | None = None) -> None:
         self._state = _rounding(dtype)
+        numbers = torch.finfo(dtype)  # the smallest are subnormal: multiples of tiny * eps
+        self._lost_below = 8 * numbers.tiny * numbers.eps if rule == "abssim" else None
         self._total: Tensor | None = None
 
     def note(self, layer: LinearizedLayer) -> None:
@@ -59,7 +65,10 @@ class Conditioning:
                 self._add(self._state * (size / norm.std).mean(-1))
             for op in sublayer.ops:
                 if isinstance(op, Attention):
-                    self._add(constants * _attention_gain(op))
+                    rows, alpha = _sampled_weights(op)
+                    self._add(constants * _attention_gain(op, rows, alpha))
+                    if self._lost_below is not None:
+                        self._add(_share_below(self._lost_below, op, rows, alpha))
 
     def _add(self, term: Tensor) -> None:
         square = term.double().square()
@@ -94,17 +103,29 @@ def _norms(sublayer: Sublayer) -> list[tuple[Norm, Tensor]]:
     return found
 
 
-def _attention_gain(op: Attention) -> Tensor:
+def _sampled_weights(op: Attention) -> tuple[slice, Tensor]:
+    """Some target positions, and their attention weights ``[b, h, i, j]``."""
+    n = op.pattern.query.shape[2]
+    rows = slice(0, n, max(n // SAMPLED_ROWS, 1))
+    return rows, op.pattern.weights(rows)
+
+
+def _attention_gain(op: Attention, rows: slice, alpha: Tensor) -> Tensor:
     """``[b]``, the relative error of the mixed values for a relative error of 1 of queries and keys."""
     pattern = op.pattern
-    n = pattern.query.shape[2]
-    step = max(n // SAMPLED_ROWS, 1)
-    rows = slice(0, n, step)
-    alpha = pattern.weights(rows)  # [b, h, i, j]
     size = torch.linalg.vector_norm(pattern.query[:, :, rows], dim=-1) * abs(pattern.scale)
     keys = torch.linalg.vector_norm(pattern.key, dim=-1).repeat_interleave(op.heads // op.kv_heads, dim=1)
     moved = (alpha * (1 - alpha) * keys.unsqueeze(2)).sum(-1) * size  # [b, h, i]
     return moved.mean((1, 2)) / math.sqrt(pattern.query.shape[-1])
+
+
+def _share_below(least: float, op: Attention, rows: slice, alpha: Tensor) -> Tensor:
+    """``[b]``, the share of positions that may be attended and whose weights are below ``least`` in all heads."""
+    lost = (alpha < least).all(1)  # [b, i, j]
+    allowed = op.pattern.allowed(rows)
+    if allowed is None:
+        return lost.double().mean((1, 2))
+    return (lost & allowed).sum((1, 2)).double() / allowed.sum()
 
 
 def score_error(

@@ -52,7 +52,7 @@ def attribute(
     trace = _Trace(config)
     dtype = dtype or linearization.embedding.dtype
     check_embedding(linearization.embedding, dtype)
-    conditioning = Conditioning(dtype)
+    conditioning = Conditioning(dtype, config.bias)
     vectors = config.aggregation == "vector"
     x = _one_vector_per_source(linearization.embedding.to(dtype), sources)
     walk = _Walk(config, _own(x) if sources is None else sources, x.shape[2])
@@ -84,8 +84,8 @@ def attribute(
     if config.head:
         result = _attribute_head(x, head, linearization, config, trace, walk)
     else:
-        matrix = safe_norm(x) if rollout is None else rollout
-        result = Attribution(head.read(matrix).unsqueeze(-1), None, gap, trace.stages)
+        norms = safe_norm(head.read(x)) if rollout is None else head.read(rollout)
+        result = Attribution(norms.unsqueeze(-1), None, gap, trace.stages)
     return finite(replace(result, expected_error=conditioning.estimate), dtype)
 
 
@@ -306,7 +306,7 @@ def _attribute_head(
     if config.bias == "bias_token":
         scores, bias_token = rows[:, :-1], rows[:, -1]
         if config.bias_token_split is not None:
-            split = walk.rule(config.bias_token_split).at(head.position)
+            split = walk.rule_at_head(head, config.bias_token_split)
             scores, bias_token = split.add(scores, bias_token), None
     total = scores.sum(1) if bias_token is None else scores.sum(1) + bias_token
     gap = (total - linearization.logits).abs().amax(-1).double()

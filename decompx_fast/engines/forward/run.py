@@ -165,7 +165,7 @@ class _Run:
         self.x = self.embedding.new_empty(b, n, self.plan.costs.k, d)
         self.held: tuple[int, ...] | None = None  # the positions that are left; None: all
         self.stages: dict[str, Tensor] = {}
-        self.conditioning = Conditioning(self.dtype)
+        self.conditioning = Conditioning(self.dtype, self.config.bias)
         self.reach: Reach | None = Reach.own(n, self.embedding.device)
         self.keeps_rows = not {"encoder", "aggregated"}.isdisjoint(self.config.stages)
 
