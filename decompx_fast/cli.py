@@ -77,7 +77,7 @@ def cli() -> None:
 
 
 @cli.command()
-@click.argument("texts", nargs=-1, metavar="TEXT...")
+@click.argument("texts", nargs=-1, metavar="[TEXT]...")
 @click.option("--model", metavar="PATH", help="A classifier's folder or hub id. [default: the embedded demo model]")
 @click.option(
     "--file",
@@ -111,6 +111,9 @@ def cli() -> None:
 @click.option("--json", "json_", metavar="OUT", help="Write a JSON array of explanations; '-' for standard output.")
 @click.option("--jsonl", metavar="OUT", help="Write a JSON object on each line, as each is done; '-' as above.")
 @click.option(
+    "--details", is_flag=True, help="With what biases add at each place, and what components carry, in the JSON."
+)
+@click.option(
     "--on-error",
     type=click.Choice(("raise", "skip")),
     default="raise",
@@ -133,6 +136,7 @@ def explain(
     html: str | None,
     json_: str | None,
     jsonl: str | None,
+    details: bool,
     on_error: str,
     quiet: bool,
     **options: Any,
@@ -151,7 +155,7 @@ def explain(
 
     source = Source(texts, file, format_, {"text": text_column, "pair": pair_column, "id": id_column})
     source.check()
-    outputs, skip = Outputs(html, json_, jsonl), on_error == "skip"
+    outputs, skip = Outputs(html, json_, jsonl, details), on_error == "skip"
     outputs.check(file)
     total = source.count(skip=skip)
     explainer = _load(model, options.pop("device"))

@@ -216,17 +216,22 @@ def _named_warnings(names: Mapping[int, str]) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Outputs:
-    """The files of the results: a page, an array, and lines; ``"-"`` for standard output."""
+    """The files of the results: a page, an array, and lines; the last two also ``"-"`` for standard output.
+
+    Attributes:
+        details: whether the objects of the last two hold what is many times longer than all the rest.
+    """
 
     html: str | None
     array: str | None
     lines: str | None
+    details: bool = False
 
     def check(self, file: str | None) -> None:
         """Refuse places that cannot be written, or that are each other's or the input's, before any work is done.
 
         Raises:
-            UsageError: for a file that is named twice.
+            UsageError: for a file that is named twice, or options that do not fit.
             OutputError: for a place that cannot be written.
         """
         from .result.file import check_place
@@ -235,12 +240,16 @@ class Outputs:
             raise click.UsageError(
                 f"--json writes one array, and {self.array} is for an object on each line: use --jsonl"
             )
+        if self.html == STANDARD_OUTPUT:
+            raise click.UsageError("--html needs a file: standard output is for --json and --jsonl")
+        if self.details and self.array is None and self.lines is None:
+            raise click.UsageError("--details are written as JSON: give --json or --jsonl too")
         named = (("--html", self.html, "html"), ("--json", self.array, "json"), ("--jsonl", self.lines, "jsonl"))
         seen: dict[str, str] = {}
         for option, path, ending in named:
             if path is None:
                 continue
-            place = path if path == STANDARD_OUTPUT and option != "--html" else os.path.realpath(path)
+            place = path if path == STANDARD_OUTPUT else os.path.realpath(path)
             if place in seen:
                 raise click.UsageError(f"{seen[place]} and {option} are both {path}: give each a file of its own")
             seen[place] = option
@@ -313,9 +322,9 @@ def run(
     count = _Count(say)
     sinks: list[Sink] = [Tables()] if show else []
     if outputs.array is not None:
-        sinks.append(JsonArray(outputs.array))
+        sinks.append(JsonArray(outputs.array, details=outputs.details))
     if outputs.lines is not None:
-        sinks.append(JsonLines(outputs.lines))
+        sinks.append(JsonLines(outputs.lines, details=outputs.details))
     page = None if outputs.html is None else Page(outputs.html)
     try:
         deliver(results, [*sinks, count], page)

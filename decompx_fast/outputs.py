@@ -40,9 +40,11 @@ class Result:
     place: str
     about: Mapping[str, Any]
 
-    def to_dict(self) -> dict[str, Any]:
-        """The outcome with what names its input, ready for JSON."""
-        return {**self.about, **{k: v for k, v in self.outcome.to_dict().items() if k not in self.about}}
+    def to_dict(self, *, details: bool = False) -> dict[str, Any]:
+        """The outcome with what names its input, ready for JSON; ``details`` as for an explanation's ``to_dict``."""
+        outcome = self.outcome
+        data = outcome.to_dict(details=details) if isinstance(outcome, Explanation) else outcome.to_dict()
+        return {**self.about, **{k: v for k, v in data.items() if k not in self.about}}
 
 
 class Sink(Protocol):
@@ -84,15 +86,16 @@ class Tables:
 class JsonLines:
     """Writes an object on each line, which is in the file as soon as its input is done."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, *, details: bool = False) -> None:
         self.path = path
+        self._details = details
         self._stream: IO[str] | None = None
 
     def add(self, result: Result) -> None:
         with writing(self.path):
             if self._stream is None:
                 self._stream = _opened(self.path, "w") if self.path != STANDARD_OUTPUT else sys.stdout
-            self._stream.write(_json(result, self._stream) + "\n")
+            self._stream.write(_json(result, self._stream, self._details) + "\n")
             self._stream.flush()
 
     def end(self, *, complete: bool) -> None:
@@ -107,14 +110,15 @@ class JsonLines:
 class JsonArray:
     """Writes an array, one element per line; it is closed however the run ends."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, *, details: bool = False) -> None:
+        self._details = details
         self._file = None if path == STANDARD_OUTPUT else WholeFile(path)
         self._separator = "[\n"
 
     def add(self, result: Result) -> None:
         stream = sys.stdout if self._file is None else self._file.stream()
         with writing(STANDARD_OUTPUT if self._file is None else self._file.path):
-            stream.write(self._separator + _json(result, stream))
+            stream.write(self._separator + _json(result, stream, self._details))
         self._separator = ",\n"
 
     def end(self, *, complete: bool) -> None:
@@ -249,9 +253,9 @@ def is_utf8(stream: IO[str]) -> bool:
     return (getattr(stream, "encoding", None) or "utf-8").lower().replace("-", "") == "utf8"
 
 
-def _json(result: Result, stream: IO[str]) -> str:
+def _json(result: Result, stream: IO[str], details: bool) -> str:
     """One line, whatever its reader takes for the end of a line: some cut at characters that JSON lets stand."""
-    text = json.dumps(result.to_dict(), ensure_ascii=not is_utf8(stream))
+    text = json.dumps(result.to_dict(details=details), ensure_ascii=not is_utf8(stream))
     return _LINE_ENDS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 

@@ -331,3 +331,40 @@ def test_a_program_without_standard_output_says_so(folder):
     done = subprocess.run(command.replace(">&-", ">/dev/full"), shell=True, capture_output=True, text=True, timeout=300)
     assert done.returncode == 1
     assert done.stderr == "decompx-fast: standard output cannot be written: No space left on device\n"
+
+
+# --- what is written ---------------------------------------------------------------------------------------------
+
+
+def test_details_are_written_on_demand(explain, tmp_path):
+    """The biases' part of each site, and the shares of the components, which together with the scores are the whole."""
+    path = tmp_path / "out.jsonl"
+    options = ("a good film", "--bias", "none", "--quiet", "--jsonl", path)
+    explain(*options)
+    assert "bias_sites" not in rows_of(path)[0]
+    assert explain(*options, "--details") == (0, "", "")
+    (row,) = rows_of(path)
+    biases = torch.tensor([site["value"] for site in row["bias_sites"]]).sum(0)
+    total = torch.tensor(row["scores"]).sum(0) + biases
+    torch.testing.assert_close(total, torch.tensor(row["logits"]), rtol=0, atol=1e-5)  # float32 sums below 10
+    assert row["component_shares"]
+    code, out, _ = explain("a good film", "--bias", "none", "--json", "-", "--details")
+    assert code == 0 and json.loads(out)[0]["bias_sites"] == row["bias_sites"]
+
+
+def test_details_of_nothing_are_refused(explain):
+    code, _, err = explain("a good film", "--details")
+    assert code == 2 and "--details" in err and "--json" in err
+
+
+def test_a_page_to_standard_output_is_refused(explain, tmp_path, monkeypatch):
+    """It would be a file with the name "-"."""
+    monkeypatch.chdir(tmp_path)
+    code, _, err = explain("a good film", "--html", "-")
+    assert code == 2 and "--html" in err
+    assert names_of(tmp_path) == []
+
+
+def test_usage_shows_that_texts_may_be_left_out(capsys):
+    assert main(["explain", "--help"]) == 0
+    assert "[TEXT]..." in capsys.readouterr().out

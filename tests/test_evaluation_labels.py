@@ -106,3 +106,19 @@ def test_a_data_frame_is_refused_with_what_to_do():
 
     with pytest.raises(InputError, match="data is a DataFrame: give the name of a file.*to_csv"):
         read_dataset(DataFrame(), ("no", "yes"))
+
+
+def test_negative_numbers_are_forgiven_like_others():
+    """Sentiment from -1 to 1, as a table with a gap in the column writes it."""
+    with pytest.warns(UserWarning, match="'-1.0' as '-1'"):
+        assert resolve([-1.0, 0.0, 1.0], ("-1", "0", "1")) == [0, 1, 2]
+    with pytest.raises(InputError, match="the label -1"):
+        resolve([-1.0, 0.0], ("no", "yes"))  # no index
+
+
+def test_a_map_forgives_how_a_number_is_written():
+    stars = {"1": "1 star", 5: "5 stars"}
+    assert resolve([1.0, 5.0, 1], STARS, stars) == [0, 4, 0]
+    assert resolve(["1.0", "5"], STARS, stars) == [0, 4]
+    both = {"1": "1 star", "1.0": "2 stars", 5: "5 stars"}  # what is written wins
+    assert resolve(["1.0", "1", 5.0], STARS, both) == [1, 0, 4]

@@ -12,7 +12,7 @@ from ..errors import InputError, OptionError, shown
 
 Labelled = tuple[str, Any]  # where a label is, for messages, and the label
 
-_NUMBER = re.compile(r"[0-9]+(\.0*)?")
+_NUMBER = re.compile(r"-?[0-9]+(\.0*)?")
 
 
 def resolve_labels(
@@ -64,12 +64,19 @@ def _by_map(found: Sequence[Labelled], classes: Sequence[str], label_map: Mappin
                 f"{_listed(classes)}: give one of these names, or an index from 0 to {len(classes) - 1}"
             )
         index_of[_written(label)] = index
+    folded = _folded(list(index_of))
+    indices = list(index_of.values())
+    read = []
     for place, value in found:
-        if _written(value) not in index_of:
+        index = index_of.get(_written(value))
+        if index is None and _NUMBER.fullmatch(_written(value)) and (at := folded.get(_fold(value))) is not None:
+            index = indices[at]  # 1 is 1.0: a table with a gap in its column makes the one the other
+        if index is None:
             raise InputError(
                 f"{place} has the label {shown(value)}, and label_map has only {_listed(list(index_of))}: add it"
             )
-    return [index_of[_written(value)] for _, value in found]
+        read.append(index)
+    return read
 
 
 def _written(value: Any) -> str:
