@@ -59,6 +59,8 @@ CASES: dict[str, tuple[str, dict]] = {
     "esm": ("Esm", {"position_embedding_type": "rotary", "mask_token_id": 4, "token_dropout": True}),
     "esm_absolute": ("Esm", {"position_embedding_type": "absolute", "mask_token_id": 4, "emb_layer_norm_before": True}),
     "roformer": ("RoFormer", {"rotary_value": False}),
+    "bigbird": ("BigBird", {"attention_type": "original_full", "hidden_act": "gelu_new"}),
+    "bigbird_short": ("BigBird", {"block_size": 4, "num_random_blocks": 1, "use_bias": False}),
     "layoutlm": ("LayoutLM", {"max_2d_position_embeddings": 30}),
     "nomic": ("NomicBert", {}),
     "gte": ("Gte", {}),

@@ -74,7 +74,7 @@ def layoutlm(model: Module) -> ModelSpec:
 
 roberta = partial(_model, encoder="roberta", head=dense_and_out_proj)
 
-FAMILIES = {
+FAMILIES: dict[str, Callable[[Module], ModelSpec]] = {
     "BertForSequenceClassification": partial(_model, encoder="bert", head=pooler_and_classifier),
     "RobertaForSequenceClassification": roberta,
     "XLMRobertaForSequenceClassification": roberta,
