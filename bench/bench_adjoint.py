@@ -33,8 +33,9 @@ import torch
 from adjoint_models import CLASSES, SUBJECTS, D, Subject
 from timing import synchronize
 
-from decompx_fast.engines import adjoint, reference
-from decompx_fast.linearize.registry import linearize
+from decompx_fast.engines import reference
+from decompx_fast.engines.adjoint import run as adjoint
+from decompx_fast.linearize.linearization import linearize
 
 LAYERS = 12
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .errors import InputError
-from .forms import as_tensor, is_whole
+from .request.forms import as_tensor, is_whole
 
 #: What models and encodings call them.
 BOXES = "bbox"

@@ -11,7 +11,7 @@ from test_families import classifier, inputs
 
 from decompx_fast import DecompX, UnsupportedModelError
 from decompx_fast.linearize.families.bigbird import sparse_from
-from decompx_fast.linearize.registry import linearize
+from decompx_fast.linearize.linearization import linearize
 
 
 def blocks(seed: int = 0) -> torch.nn.Module:
