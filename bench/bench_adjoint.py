@@ -1,12 +1,14 @@
-"""The adjoint engine on a BERT of random weights: time and peak memory, beside a plain forward pass and the floor.
+"""The adjoint engine on models of random weights: time and peak memory, beside a plain forward pass and the floor.
 
     python bench/bench_adjoint.py --positions 512 2048 8192     # a table, each length in a process of its own
     python bench/bench_adjoint.py --positions 128 512 --reference      # beside the reference engine; takes minutes
+    python bench/bench_adjoint.py --model modernbert --layers 4 --positions 2048 8192 --cpu-time
     pytest bench/bench_adjoint.py --benchmark-only              # for pytest-benchmark; long inputs are marked slow
 
-The floor is the least arithmetic that the answer takes in linear memory (:func:`least_flops`), over the rate of a large
+The floor is the least arithmetic that the answer takes in linear memory (``least_flops``), over the rate of a large
 matrix product measured in the same process. Times are medians, ratios medians over rounds in which everything is run;
-memory is the peak of the whole process, on a GPU of its allocator.
+memory is the peak of the whole process, on a GPU of its allocator. ``--cpu-time`` counts the seconds that this process
+computes, for a CPU that others use too: with one thread they are what the wall clock says where nothing else runs.
 """
 
 from __future__ import annotations
@@ -28,58 +30,28 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import pytest
 import torch
+from adjoint_models import CLASSES, SUBJECTS, D, Subject
 from timing import synchronize
-from transformers import BertConfig, BertForSequenceClassification
 
-from decompx_fast.config import DecompXConfig
 from decompx_fast.engines import reference
 from decompx_fast.engines.adjoint import run as adjoint
 from decompx_fast.linearize.linearization import linearize
 
-D, HEADS, F_SIZE, LAYERS, CLASSES = 768, 12, 3072, 12, 2
-CONFIG = DecompXConfig(bias="bias_token")
+LAYERS = 12
 
 
-def build(positions: int, layers: int, device: str) -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
-    torch.manual_seed(0)
-    config = BertConfig(
-        hidden_size=D,
-        num_attention_heads=HEADS,
-        intermediate_size=F_SIZE,
-        num_hidden_layers=layers,
-        max_position_embeddings=positions,
-        vocab_size=1000,
-        num_labels=CLASSES,
-    )
-    model = BertForSequenceClassification(config).to(device).eval()
-    return model, {"input_ids": torch.randint(0, 1000, (1, positions), device=device)}
-
-
-def least_flops(n: int, layers: int, directions: int) -> float:
-    """Multiplications and additions that no linear-memory pull-back can do without.
-
-    Forward: the user's model runs once, and its products are not computed a second time. Back: attention weights once
-    more, then per direction the transposes; of the last layer, of which the head reads one row, only that of the
-    values.
-    """
-    weights = 2 * n**2 * D
-    back = 4 * n * D**2 + 4 * n * D * F_SIZE + 2 * n**2 * D
-    last = directions * 2 * n * D**2
-    return forward_flops(n, layers) + (layers - 1) * (weights + directions * back) + last
-
-
-def forward_flops(n: int, layers: int) -> float:
-    return layers * (8 * n * D**2 + 4 * n * D * F_SIZE + 4 * n**2 * D)
+#: What tells the time; see ``--cpu-time``.
+clock: Callable[[], float] = time.perf_counter
 
 
 def median_seconds(run: Callable[[], object], repeats: int, device: str) -> float:
     times = []
     for _ in range(repeats):
         synchronize(device)
-        start = time.perf_counter()
+        start = clock()
         run()
         synchronize(device)
-        times.append(time.perf_counter() - start)
+        times.append(clock() - start)
     return statistics.median(times)
 
 
@@ -91,14 +63,14 @@ def matmul_flops_per_s(device: str) -> float:
     return 2 * n**3 / median_seconds(lambda: a @ b, 5, device)
 
 
-def plain_forward(model: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+def plain_forward(_subject: Subject, model: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
     with torch.inference_mode():
         return model(**inputs).logits
 
 
-def explain(model: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+def explain(subject: Subject, model: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
     """From inputs to scores of every class; the model's own forward pass is part of it, and is recorded."""
-    return adjoint.attribute(linearize(model, inputs, record=True), CONFIG).scores
+    return adjoint.attribute(linearize(model, inputs, record=True), subject.config).scores
 
 
 def process_bytes(key: str) -> int:
@@ -123,29 +95,35 @@ def peak_bytes(run: Callable[[], object], device: str) -> tuple[int, int]:
     return peak, peak - before
 
 
-def explain_one_class(model: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+def explain_one_class(subject: Subject, model: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
     """The same for one class alone."""
     linearization = linearize(model, inputs, record=True)
     direction = torch.eye(CLASSES, device=linearization.logits.device)[:1]
-    return adjoint.attribute(linearization, CONFIG, directions=direction).scores
+    return adjoint.attribute(linearization, subject.config, directions=direction).scores
 
 
-def explain_by_reference(model: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+def explain_by_reference(subject: Subject, model: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
     """The same question, one vector for each pair of positions."""
     with torch.inference_mode():
-        return reference.attribute(linearize(model, inputs), CONFIG).scores
+        return reference.attribute(linearize(model, inputs), subject.config).scores
 
 
-def measure(positions: int, layers: int, repeats: int, device: str, with_reference: bool) -> dict[str, float]:
+def measure(
+    subject: Subject, positions: int, layers: int, repeats: int, device: str, with_reference: bool
+) -> dict[str, float]:
     """One length, in this process; the reference engine is run once, since it takes minutes.
 
     With ``repeats=1``, for the longest inputs, nothing is run twice, and the first run is the one that counts.
     """
-    model, inputs = build(positions, layers, device)
+    model, inputs = subject.build(positions, layers, device)
     first_s: list[float] = []
-    peak, above = peak_bytes(lambda: first_s.append(median_seconds(lambda: explain(model, inputs), 1, device)), device)
+
+    def do(run: Callable[..., object]) -> Callable[[], object]:
+        return partial(run, subject, model, inputs)
+
+    peak, above = peak_bytes(lambda: first_s.append(median_seconds(do(explain), 1, device)), device)
     if repeats > 1:
-        plain_forward(model, inputs)
+        do(plain_forward)()
     # In turns, so that a machine whose speed changes is as fast for one as for the other.
     rounds: list[dict[str, float]] = []
     for _ in range(repeats):
@@ -153,17 +131,17 @@ def measure(positions: int, layers: int, repeats: int, device: str, with_referen
         seconds = {"adjoint": first_s[0]} if repeats == 1 else {}
         for name, run in runs.items():
             if name not in seconds:
-                seconds[name] = median_seconds(partial(run, model, inputs), 1, device)
+                seconds[name] = median_seconds(do(run), 1, device)
         rounds.append(seconds)
     adjoint_s, one_class_s, forward_s = (
         statistics.median(seconds[name] for seconds in rounds) for name in ("adjoint", "one_class", "forward")
     )
     beside = {}
     if with_reference:
-        reference_s = median_seconds(lambda: explain_by_reference(model, inputs), 1, device)
+        reference_s = median_seconds(do(explain_by_reference), 1, device)
         beside = {"reference_s": reference_s, "reference_over_adjoint": reference_s / adjoint_s}
     ceiling = matmul_flops_per_s(device)
-    floor_s = least_flops(positions, layers, CLASSES) / ceiling
+    floor_s = subject.least_flops(positions, layers, CLASSES) / ceiling
     return {
         "positions": positions,
         "layers": layers,
@@ -177,7 +155,7 @@ def measure(positions: int, layers: int, repeats: int, device: str, with_referen
         "matmul_flops_per_s": ceiling,
         "floor_s": floor_s,
         "floor_over_adjoint": floor_s / adjoint_s,
-        "forward_floor_over_forward": forward_flops(positions, layers) / ceiling / forward_s,
+        "forward_floor_over_forward": subject.forward_flops(positions, layers) / ceiling / forward_s,
         **beside,
     }
 
@@ -195,7 +173,9 @@ def device_name(device: str) -> str:
 
 def report(rows: list[dict[str, float]], args: argparse.Namespace) -> None:
     print(f"{device_name(args.device)}, {torch.get_num_threads()} threads, torch {torch.__version__}, float32")
-    print(f"BERT, {args.layers} layers, d = {D}, {CLASSES} classes; medians of {args.repeats}")
+    unit = ", CPU seconds" if args.cpu_time else ""
+    title = f"{SUBJECTS[args.model].title}, {args.layers} layers, d = {D}, {CLASSES} classes"
+    print(f"{title}; medians of {args.repeats}{unit}")
     print(
         f"{'N':>6} {'adjoint s':>10} {'forward s':>10} {'ratio':>6} {'one class':>9} "
         f"{'peak MiB':>9} {'above MiB':>10} {'floor':>6}"
@@ -219,22 +199,29 @@ def report(rows: list[dict[str, float]], args: argparse.Namespace) -> None:
 
 
 def main() -> None:
+    global clock
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--model", choices=list(SUBJECTS), default="bert")
     parser.add_argument("--positions", type=int, nargs="+", default=[512, 2048])
     parser.add_argument("--layers", type=int, default=LAYERS)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--reference", action="store_true", help="also time the reference engine, once per length")
+    parser.add_argument("--cpu-time", action="store_true", help="count the seconds of computing, not of the clock")
     parser.add_argument("--json", type=Path, help="write the numbers to this file")
     parser.add_argument("--one", action="store_true", help="measure in this process and print JSON")
     args = parser.parse_args()
     if args.one:
-        print(json.dumps([measure(n, args.layers, args.repeats, args.device, args.reference) for n in args.positions]))
+        if args.cpu_time:
+            clock = time.process_time
+        options = args.layers, args.repeats, args.device, args.reference
+        print(json.dumps([measure(SUBJECTS[args.model], n, *options) for n in args.positions]))
         return
     rows = []
     for n in args.positions:
         options = ["--layers", str(args.layers), "--repeats", str(args.repeats), "--device", args.device]
-        options += ["--reference"] if args.reference else []
+        options += ["--model", args.model]
+        options += [flag for flag in ("--reference", "--cpu-time") if vars(args)[flag[2:].replace("-", "_")]]
         command = [sys.executable, __file__, "--one", "--positions", str(n), *options]
         rows += json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
     report(rows, args)
@@ -249,13 +236,16 @@ POSITIONS = [128, 512, pytest.param(2048, marks=pytest.mark.slow), pytest.param(
 @pytest.mark.parametrize("what", [plain_forward, explain], ids=["forward", "adjoint"])
 @pytest.mark.parametrize("positions", POSITIONS)
 def test_adjoint_speed(benchmark, positions, what):
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    model, inputs = build(positions, LAYERS, device)
-    flops = forward_flops(positions, LAYERS) if what is plain_forward else least_flops(positions, LAYERS, CLASSES)
+    device, subject = "cuda" if torch.cuda.is_available() else "cpu", SUBJECTS["bert"]
+    model, inputs = subject.build(positions, LAYERS, device)
+    if what is plain_forward:
+        flops = subject.forward_flops(positions, LAYERS)
+    else:
+        flops = subject.least_flops(positions, LAYERS, CLASSES)
     floor_s = flops / matmul_flops_per_s(device)
 
     def run():
-        what(model, inputs)
+        what(subject, model, inputs)
         synchronize(device)
 
     benchmark.extra_info.update(device=device_name(device), positions=positions, floor_s=floor_s)

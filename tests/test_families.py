@@ -61,6 +61,9 @@ CASES: dict[str, tuple[str, dict]] = {
     "esm": ("Esm", {"position_embedding_type": "rotary", "mask_token_id": 4, "token_dropout": True}),
     "esm_absolute": ("Esm", {"position_embedding_type": "absolute", "mask_token_id": 4, "emb_layer_norm_before": True}),
     "roformer": ("RoFormer", {"rotary_value": False}),
+    "bigbird": ("BigBird", {"attention_type": "original_full", "hidden_act": "gelu_new"}),
+    "bigbird_short": ("BigBird", {"block_size": 4, "num_random_blocks": 1, "use_bias": False}),
+    "layoutlm": ("LayoutLM", {"max_2d_position_embeddings": 30}),
     "nomic": ("NomicBert", {}),
     "gte": ("Gte", {}),
     "jina": ("JinaEmbeddingsV3", {}),
@@ -93,8 +96,13 @@ def classifier(case: str, seed: int = 0, dtype: torch.dtype = torch.float64) -> 
     return model
 
 
-def inputs(batch: int = 2, tokens: int = 11) -> dict[str, torch.Tensor]:
-    return {"input_ids": torch.randint(5, 50, (batch, tokens), generator=torch.Generator().manual_seed(tokens))}
+def inputs(case: str, batch: int = 2, tokens: int = 11) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(tokens)
+    found = {"input_ids": torch.randint(5, 50, (batch, tokens), generator=generator)}
+    if case == "layoutlm":
+        corners = torch.randint(0, 30, (batch, tokens, 2, 2), generator=generator)
+        found["bbox"] = torch.cat([corners.amin(2), corners.amax(2)], dim=-1)
+    return found
 
 
 def test_every_architecture_has_a_case():
@@ -106,7 +114,7 @@ def test_every_architecture_has_a_case():
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("case", CASES)
 def test_engines_and_a_second_decomposition_agree(case, rule, record):
-    model, given, config = classifier(case), inputs(), DecompXConfig(bias=rule)
+    model, given, config = classifier(case), inputs(case), DecompXConfig(bias=rule)
     expected = reference.attribute(linearize(model, given), config)
     found = {"forward": forward.attribute(linearize(model, given, record=record), config)}
     if rule != "absdot":
@@ -148,7 +156,7 @@ def test_without_the_head_the_norms_are_those_of_the_mean(case, engine):
 def test_scores_sum_to_the_logits_at_every_length(case):
     model = classifier(case, seed=1)
     for tokens in (1, 2, 5, 23):
-        linearization = linearize(model, inputs(1, tokens))
+        linearization = linearize(model, inputs(case, 1, tokens))
         result = forward.attribute(linearization, DecompXConfig())
         rounding = IN_FLOAT32.get(case, ROUNDING)
         assert result.gap.max().item() <= rounding * linearization.logits.abs().max().item()
@@ -158,7 +166,7 @@ def test_scores_sum_to_the_logits_at_every_length(case):
 @pytest.mark.parametrize("case", CASES)
 def test_all_layers_are_recorded(case):
     dtype = torch.float32 if case in IN_FLOAT32 else torch.float64
-    linearization = linearize(classifier(case, dtype=dtype), inputs(), record=True)
+    linearization = linearize(classifier(case, dtype=dtype), inputs(case), record=True)
     assert linearization.recorded_layers == tuple(range(linearization.num_layers))
 
 
@@ -166,7 +174,7 @@ def test_all_layers_are_recorded(case):
 def test_weights_are_not_copied(case):
     model = classifier(case)
     storages = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
-    for layer in linearize(model, inputs()).layers():
+    for layer in linearize(model, inputs(case)).layers():
         for sublayer in layer.sublayers:
             for op in sublayer.ops:
                 for name in ("w_value", "b_value", "w_out", "b_out", "w_in", "b_in", "w_gate", "b_gate"):
@@ -185,7 +193,7 @@ def test_a_replaced_linear_map_is_refused(case):
         handle = module.register_forward_hook(lambda _m, _a, output: output * 1.01)
         try:
             with pytest.raises(UnsupportedModelError):
-                for _layer in linearize(model, inputs()).layers():
+                for _layer in linearize(model, inputs(case)).layers():
                     pass
         finally:
             handle.remove()

@@ -91,3 +91,26 @@ def test_pull_mix_equals_autograd_of_fused_attention(dtype, causal):
     expected = torch.stack(grads, 1).transpose(2, 3)
     tolerance = 1e-5 if dtype == torch.float32 else 1e-13
     assert (pull_mix(pattern, g, slice(0, 70)) - expected).abs().max() < tolerance
+
+
+@pytest.mark.parametrize("window", [65, None])
+def test_a_window_is_pulled_back_through_at_the_cost_of_its_width(monkeypatch, window):
+    """As few blocks as fit, of all heads together, and no more weights than three windows for each row."""
+    made = []
+    weights = AttentionPattern.weights
+
+    def counted(self, *args):
+        made.append(weights(self, *args))
+        return made[-1]
+
+    monkeypatch.setattr(AttentionPattern, "weights", counted)
+    n, heads, size = 1024, 12, 8
+    w = Weights(0, torch.float32)
+    pattern = AttentionPattern(w.tensor(1, heads, n, size), w.tensor(1, heads, n, size), 0.3, window=window)
+    pull_mix(pattern, w.tensor(1, 2, n, heads, size), slice(0, n))
+    numbers = sum(alpha.numel() for alpha in made)
+    if window is None:
+        assert numbers == heads * n * n
+    else:
+        assert numbers <= heads * n * 3 * window
+        assert len(made) == -(-n // window)

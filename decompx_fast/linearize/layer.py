@@ -122,6 +122,15 @@ class AttentionPattern:
         bias = self.bias if self.bias is None or self.bias.shape[-3] == 1 else self.bias[..., heads, :, :]
         return replace(self, query=self.query[:, heads], key=self.key[:, kv_heads], bias=bias)
 
+    def block_shape(self, n_rows: int) -> tuple[int, int]:
+        """How high a block of so many rows is at the most, and how wide it is then."""
+        n = self.key.shape[2]
+        if self.window is None:
+            return n_rows, n
+        # Blocks as high as the window is wide: few, and little of each is masked.
+        height = max(self.window, MIN_BLOCK_ROWS)
+        return min(height, n_rows), min(height + 2 * self.window, n)
+
     def blocks(self, rows: slice = slice(None), most_bytes: int | None = None) -> Iterator[tuple[slice, slice, Tensor]]:
         """The attention weights of ``rows`` in blocks of at most so many bytes (but a row at the least).
 
@@ -134,12 +143,8 @@ class AttentionPattern:
             it is 0.
         """
         start, stop, _ = rows.indices(self.query.shape[2])
-        b, heads, most, _ = self.query.shape
-        width = self.key.shape[2]
-        if self.window is not None:
-            # Blocks as high as the window is wide: few, and little of each is masked.
-            most = max(self.window, MIN_BLOCK_ROWS)
-            width = min(most + 2 * self.window, width)
+        b, heads = self.query.shape[:2]
+        most, width = self.block_shape(stop - start)
         most_bytes = WORKSPACE_BYTES if most_bytes is None else min(most_bytes, WORKSPACE_BYTES)
         step = max(min(most_bytes // (b * heads * width * self.query.element_size()), most), 1)
         for first in range(start, stop, step):

@@ -146,6 +146,8 @@ def run_model(
         inputs: what its ``forward`` takes.
         record: is told of every product with a layer's weights, and of the end of each layer.
     """
+    if spec.prepare is not None:
+        spec.prepare(model, inputs)
     listener = _Listener(spec, record)
     with ExitStack() as hooks:
         for module in dict.fromkeys(spec.layer_modules):  # layers may share one module

@@ -172,6 +172,8 @@ class ModelSpec:
             layer that something else follows: a final norm is the last layer's ``post_norm``, and its module is here.
         in_float32: whether the model does some steps in float32 whatever its dtype, as most RMSNorms do: then it can
             be compared with no more closely.
+        prepare: changes the private copy of the model as its ``forward`` would for these inputs, before it is run; or
+            refuses them.
     """
 
     layer_modules: tuple[nn.Module, ...]
@@ -181,6 +183,7 @@ class ModelSpec:
     limits: InputLimits
     state_modules: tuple[nn.Module, ...] = ()
     in_float32: bool = False
+    prepare: Callable[[nn.Module, Mapping[str, Tensor]], None] | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "state_modules", self.state_modules or self.layer_modules)

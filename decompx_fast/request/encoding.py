@@ -16,12 +16,13 @@ from ..result.failure import OF_AN_INPUT, Failure
 from ..result.tokens import BLANK
 from ..result.words import Span
 from .alignment import align
+from .boxes import BOXES, box_rows, check_boxes
 from .cutting import kept_of_long
 from .forms import is_ids, is_pair, is_single, n_axes, no_ids, real_tokens, refusal, refuse_tables, rows, several
 from .forms import whole_numbers as whole
 from .notices import MANY_UNKNOWN, Notices
 
-#: What a model's forward may be given; everything has one entry per token.
+#: What a model's forward may be given; everything has one entry per token. Layout models also take :data:`BOXES`.
 MODEL_INPUTS = ("input_ids", "token_type_ids", "position_ids")
 
 #: What an encoding may also hold: read here, or of no effect on the model.
@@ -46,7 +47,7 @@ class Encoded:
     """One input as the model takes it, without padding.
 
     Attributes:
-        inputs: ``[i]`` int64 each, on the CPU; ``input_ids`` among them.
+        inputs: ``[i]`` int64 each (boxes ``[i, 4]``), on the CPU; ``input_ids`` among them.
         tokens: how the tokenizer writes them.
         spans: ``(segment, start, end)`` into ``texts``, or ``None``.
         special: whether the tokenizer added the token.
@@ -73,7 +74,8 @@ class Reader:
     Args:
         tokenizer: a Hugging Face tokenizer, or ``None`` if only token ids and encodings will be given.
         max_positions: how many tokens the model has positions for; ``None`` for any number.
-        sizes: of each of :data:`MODEL_INPUTS`, the first number that the model has no embedding for.
+        sizes: of each of :data:`MODEL_INPUTS`, the first number that the model has no embedding for; of :data:`BOXES`
+            for models that take them.
         truncate: cut longer inputs, with a warning, instead of refusing them.
         skip: give a :class:`Failure` for an input that cannot be read, and go on.
         device: the model's; tensors that the user prepared must be there, everything else is moved.
@@ -110,7 +112,8 @@ class Reader:
             InputError: for what cannot be read, naming which one it is.
         """
         if isinstance(items, Mapping):
-            encoding = _Encoding(items, self._check_device)
+            taken = MODEL_INPUTS + ((BOXES,) if BOXES in self.sizes else ())
+            encoding = _Encoding(items, taken, self._check_device)
             return self._each(range(len(encoding)), lambda n, _: self._read_row(encoding, n)), encoding.is_single
         refuse_tables(items)
         if is_single(items):
@@ -245,6 +248,8 @@ class Reader:
             ids = inputs["input_ids"]
         for name, values in inputs.items():
             self._check_size(name, values, where)
+        if BOXES in inputs:
+            check_boxes(inputs[BOXES], where)
         if all(special):
             raise InputError(f"{where} holds only special tokens: there is nothing to explain")
         tokens = self._names(ids)
@@ -335,26 +340,28 @@ class _Encoding:
 
     Args:
         encoding: a mapping with ``input_ids``.
+        taken: the parts that the model takes.
         check_device: raises for a tensor, named, that is not where the model is.
 
     Raises:
         InputError: for parts that cannot be read.
     """
 
-    def __init__(self, encoding: Mapping[str, Any], check_device: Callable[[Any, str], None]) -> None:
+    def __init__(
+        self, encoding: Mapping[str, Any], taken: Sequence[str], check_device: Callable[[Any, str], None]
+    ) -> None:
         data = dict(encoding)
         if "input_ids" not in data:
             raise no_ids(data)
         for name in data:
-            if name not in MODEL_INPUTS and name not in OTHER_KEYS:
+            if name not in taken and name not in OTHER_KEYS:
                 raise InputError(
-                    f"the encoding holds {name!r}, which is not supported: give {', '.join(MODEL_INPUTS)} and "
-                    "attention_mask"
+                    f"the encoding holds {name!r}, which is not supported: give {', '.join(taken)} and attention_mask"
                 )
-        wanted = [name for name in (*MODEL_INPUTS, "attention_mask", "special_tokens_mask") if name in data]
+        wanted = [name for name in (*taken, "attention_mask", "special_tokens_mask") if name in data]
         for name in wanted:
             check_device(data[name], name)
-        self.rows = {name: rows(data[name], name) for name in wanted}
+        self.rows = {name: box_rows(data[name]) if name == BOXES else rows(data[name], name) for name in wanted}
         if not len(self):
             raise InputError("the encoding is empty: it has no rows")
         self.is_single = n_axes(data["input_ids"]) == 1
@@ -367,7 +374,7 @@ class _Encoding:
     def row(self, n: int, where: str) -> tuple[dict[str, Tensor], Sequence[int] | None]:
         """The parts of one row without its padding, and the tokenizer's mask of special tokens, if it is known."""
         row = {name: values[n] for name, values in self.rows.items() if len(values) == len(self)}
-        if len(row) != len(self.rows) or len({tuple(value.shape) for value in row.values()}) != 1:
+        if len(row) != len(self.rows) or len({len(value) for value in row.values()}) != 1:
             shapes = {name: [list(v.shape) for v in values] for name, values in self.rows.items()}
             raise InputError(f"the parts of the encoding differ in shape: {shapes}")
         keep = real_tokens(row.pop("attention_mask", None), len(row["input_ids"]), where)

@@ -140,7 +140,8 @@ def pull_mix(pattern: AttentionPattern, g: Tensor, rows: slice) -> Tensor:
     b, m, n_rows, heads, size = g.shape
     kv_heads, n = pattern.key.shape[1:3]
     group, most_bytes = heads // kv_heads, _most_bytes(g, CPU_ALPHA_BYTES)
-    at_once = most_bytes // (b * group * min(n_rows, MIX_ROWS) * n * g.element_size())
+    height, width = pattern.block_shape(min(n_rows, MIX_ROWS))
+    at_once = most_bytes // (b * group * height * width * g.element_size())
     out = g.new_empty(b, m, n, kv_heads, size)
     for kv in blocks(kv_heads, at_once):
         part = g[:, :, :, kv.start * group : kv.stop * group].permute(0, 3, 2, 1, 4)  # [b, h, i, m, v]

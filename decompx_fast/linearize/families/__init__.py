@@ -10,12 +10,13 @@ from collections.abc import Callable
 from typing import Any
 
 from ..spec import ModelSpec
-from . import albert, bert, deberta, distilbert, modernbert, mpnet, prenorm, rotary
+from . import albert, bert, bigbird, deberta, distilbert, modernbert, mpnet, prenorm, rotary
 
 #: What describes a model, by the name of its class in transformers.
 FAMILIES: dict[str, Callable[[Any], ModelSpec]] = {
     **albert.FAMILIES,
     **bert.FAMILIES,
+    **bigbird.FAMILIES,
     **deberta.FAMILIES,
     **distilbert.FAMILIES,
     **modernbert.FAMILIES,

@@ -1,4 +1,4 @@
-"""BERT and the models that share its layers: RoBERTa, XLM-RoBERTa, CamemBERT, ELECTRA, Data2VecText, ERNIE.
+"""BERT and the models that share its layers: RoBERTa, XLM-RoBERTa, CamemBERT, ELECTRA, Data2VecText, ERNIE, LayoutLM.
 
 Post-norm layers of one attention and one feed-forward network; they differ in the name of the encoder and in the head.
 """
@@ -6,10 +6,11 @@ Post-norm layers of one attention and one feed-forward network; they differ in t
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from ...errors import UnsupportedModelError
-from ..spec import AttentionSpec, FeedForwardSpec, HeadStepSpec, LayerSpec, ModelSpec, SublayerSpec
+from ..spec import AttentionSpec, FeedForwardSpec, HeadStepSpec, LayerSpec, ModelSpec, SublayerSpec, embedding_module
 from .parts import Module, Parts, embedding_limits, model_spec
 
 #: The maps of an attention, where the modules are named as BERT's.
@@ -62,9 +63,18 @@ def _model(model: Module, encoder: str, head: Callable[[Parts, str], tuple[HeadS
     return model_spec(layers, bert_layer, head(parts, encoder), limits)
 
 
+def layoutlm(model: Module) -> ModelSpec:
+    """``LayoutLMForSequenceClassification``: BERT with embeddings of each token's box on the page, ``bbox``."""
+    spec = _model(model, "layoutlm", pooler_and_classifier)
+    embeddings = Parts(model, "", model.config.hidden_size).below("layoutlm.embeddings")
+    names = [f"{axis}_position_embeddings" for axis in "xyhw"]
+    size = min(embedding_module(embeddings[name], f"{embeddings.name}.{name}").num_embeddings for name in names)
+    return replace(spec, limits=replace(spec.limits, sizes={**spec.limits.sizes, "bbox": size}))
+
+
 roberta = partial(_model, encoder="roberta", head=dense_and_out_proj)
 
-FAMILIES = {
+FAMILIES: dict[str, Callable[[Module], ModelSpec]] = {
     "BertForSequenceClassification": partial(_model, encoder="bert", head=pooler_and_classifier),
     "RobertaForSequenceClassification": roberta,
     "XLMRobertaForSequenceClassification": roberta,
@@ -72,5 +82,6 @@ FAMILIES = {
     "Data2VecTextForSequenceClassification": partial(_model, encoder="data2vec_text", head=dense_and_out_proj),
     "ElectraForSequenceClassification": partial(_model, encoder="electra", head=dense_and_out_proj),
     "ErnieForSequenceClassification": partial(_model, encoder="ernie", head=pooler_and_classifier),
+    "LayoutLMForSequenceClassification": layoutlm,
     "RemBertForSequenceClassification": partial(_model, encoder="rembert", head=pooler_and_classifier),
 }
