@@ -28,6 +28,7 @@ class ModelShape:
         starts_with_attention: whether the first operation is an attention.
         foldable: whether all layers have the form of the operator path, rules aside.
         reads_all: whether the head reads the mean of all positions.
+        least_kv_heads: of the attention that has the fewest; 0 where all have as many.
     """
 
     layers: int
@@ -46,6 +47,7 @@ class ModelShape:
     starts_with_attention: bool = True
     foldable: bool = True
     reads_all: bool = False
+    least_kv_heads: int = 0
 
     @classmethod
     def from_linearization(cls, linearization: Linearization, layer: LinearizedLayer) -> ModelShape:
@@ -102,6 +104,7 @@ def _read(layers: Sequence[Sequence[Any]], n_layers: int, d: int, classes: int, 
         starts_with_attention=bool(sublayers) and _is_attention(sublayers[0].ops[0]),
         foldable=all(form_refusal(layer) is None for layer in layers),
         reads_all=reads_all,
+        least_kv_heads=min((op.kv_heads for op in attentions), default=0),
     )
 
 

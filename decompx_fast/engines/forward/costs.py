@@ -206,10 +206,16 @@ class Costs:
             making + queries + (held if rows < self.n else 0),
             held + widened_alpha + sources * self.source_bytes(),
             held + self._first_bytes(sources, rows),
-            held + self.product_bytes(sources * self.positions, s.d, s.heads * s.head_size),
+            *(held + self.product_bytes(sources * self.positions, s.d, values) for values in self._value_widths()),
+            held + self.product_bytes(sources * self.positions, s.heads * s.head_size, s.d),
             self.shares_bytes() * SHARING_TEMPORARIES,
         )
         return weights + self.shares_bytes() + most
+
+    def _value_widths(self) -> set[int]:
+        """Into how many numbers vectors are projected: few are multiplied in another way than many."""
+        s = self.shape
+        return {kv_heads * s.head_size for kv_heads in (s.kv_heads, s.least_kv_heads) if kv_heads}
 
     def _first_bytes(self, sources: int, rows: int) -> int:
         if not self.starts_diagonal:
