@@ -104,7 +104,7 @@ def _read(layers: Sequence[Sequence[Any]], n_layers: int, d: int, classes: int, 
         starts_with_attention=bool(sublayers) and _is_attention(sublayers[0].ops[0]),
         foldable=all(form_refusal(layer) is None for layer in layers),
         reads_all=reads_all,
-        least_kv_heads=min((op.kv_heads for op in attentions), default=0),
+        least_kv_heads=_least([op.kv_heads for op in attentions]),
     )
 
 
@@ -125,3 +125,8 @@ def _hidden_size(op: Any) -> int:
 
 def _is_gated(op: Any) -> bool:
     return (op.w_gate if hasattr(op, "w_in") else getattr(op, "gate", None)) is not None
+
+
+def _least(counts: Sequence[int]) -> int:
+    """The smallest, or 0 where all are the same."""
+    return min(counts) if len(set(counts)) > 1 else 0
