@@ -16,19 +16,20 @@ from torch import Tensor
 
 from ..config import DecompXConfig
 from ..errors import InputError, OptionError
-from ..linearize.layer import Linearization, LinearizedLayer, Norm, Sublayer
+from ..linearize.layer import Convolution, Linearization, LinearizedLayer, Norm, Sublayer
 from ..ops.shares import safe_norm
 from .accuracy import Conditioning
 from .attention_path import Mixing, attend_, attend_first, attend_row
 from .attribution import Attribution
 from .bias import Rule, add_bias
 from .blocks import Workspace, blocks, wide
+from .convolution_path import Convolved, finish_convolution_
 from .direct_path import at_rows, finish_sublayer_
 from .dtype_range import check_embedding, check_layer, finite, finite_state
 from .head import head_step
 from .operator_path import finish_by_operator_
 from .plan import Plan, plan
-from .reach import Reach, equal_shares, equal_shares_at_head, reach_after
+from .reach import Reach, equal_shares, equal_shares_at_head, reach_after, reach_of_convolution
 from .segments import attention_of, keeps_branch, segments
 from .shape import ModelShape, form_refusal
 from .sharing import PendingBias, Sharing
@@ -186,11 +187,13 @@ def _count_sources(sources: Tensor, b: int, n: int) -> int:
 
 @dataclass(frozen=True)
 class _Step:
-    """A sublayer, and how biases reach the sources before an attention in it, and after."""
+    """A sublayer, and how biases reach the sources before an attention in it, and after; for a convolution also what
+    it gives each position."""
 
     sublayer: Sublayer
     before: Sharing
     after: Sharing
+    convolved: Convolved | None = None
 
 
 @dataclass
@@ -244,20 +247,21 @@ class _Run:
 
     def _step(self, sublayer: Sublayer) -> _Step:
         """The sublayer as the next one to be gone through."""
-        before = self._sharing_here()
+        before = self._sharing_among(self.reach)
         self.reach = reach_after(sublayer, self.reach, self.config)
-        return _Step(sublayer, before, self._sharing_here())
+        step, op = _Step(sublayer, before, self._sharing_among(self.reach)), sublayer.ops[0]
+        if not isinstance(op, Convolution):
+            return step
+        sharing = self._sharing_among(reach_of_convolution(op))
+        return dataclasses.replace(step, convolved=Convolved.of(op, self.mixing.member, sharing, self.dtype))
 
-    def _sharing_here(self) -> Sharing:
+    def _sharing_among(self, reach: Reach | None) -> Sharing:
         """How biases reach the sources that have come so far."""
         if self.config.bias != "equal":
             return self.sharing
-        return dataclasses.replace(self.sharing, known=self._equal_shares().flatten(0, 1)[None])
-
-    def _equal_shares(self) -> Tensor:
-        """``[b, i, k]``, an equal share for each source that has reached a position."""
         n_sources = self.plan.costs.k - self.sharing.collects
-        return equal_shares(self.reach, self.mixing.member, n_sources, wide(self.dtype))
+        shares = equal_shares(reach, self.mixing.member, n_sources, wide(self.dtype))  # [b, i, k]
+        return dataclasses.replace(self.sharing, known=shares.flatten(0, 1)[None])
 
     def _equal_shares_at_head(self) -> Tensor:
         """The same for what the head reads, ``[b, k]``."""
@@ -338,6 +342,10 @@ class _Run:
         """Everything position-wise of a segment, at some rows of the state and their constants."""
         x = x.flatten(0, 1)[None, rows]  # [1, p, k, d]
         for step in part:
+            if step.convolved is not None:
+                sublayer, convolved = at_rows(step.sublayer, constants), step.convolved.at(constants)
+                finish_convolution_(x, sublayer, convolved, self.config, step.after.at(constants), self.workspace)
+                continue
             finish_sublayer_(
                 x,
                 at_rows(step.sublayer, constants),
