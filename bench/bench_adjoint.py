@@ -32,8 +32,9 @@ from timing import synchronize
 from transformers import BertConfig, BertForSequenceClassification
 
 from decompx_fast.config import DecompXConfig
-from decompx_fast.engines import adjoint, reference
-from decompx_fast.linearize.registry import linearize
+from decompx_fast.engines import reference
+from decompx_fast.engines.adjoint import run as adjoint
+from decompx_fast.linearize.linearization import linearize
 
 D, HEADS, F_SIZE, LAYERS, CLASSES = 768, 12, 3072, 12, 2
 CONFIG = DecompXConfig(bias="bias_token")

@@ -2,7 +2,7 @@
 
     pytest bench/bench_cuda.py --benchmark-only --device cuda
 
-Which is faster decides what ``backend="auto"`` takes (``AUTO_ON`` in ``decompx_fast/ops/cuda.py``).
+Which is faster decides what ``backend="auto"`` takes (``AUTO_ON`` in ``decompx_fast/ops/backends/cuda.py``).
 """
 
 from __future__ import annotations

@@ -27,9 +27,12 @@ from transformers import BertConfig, BertForSequenceClassification
 
 from decompx_fast import DecompX
 from decompx_fast.config import DecompXConfig
-from decompx_fast.engines import adjoint, forward, reference
-from decompx_fast.linearize.registry import linearize
-from decompx_fast.ops import network_is_fused, products
+from decompx_fast.engines import reference
+from decompx_fast.engines.adjoint import run as adjoint
+from decompx_fast.engines.forward import run as forward
+from decompx_fast.linearize.linearization import linearize
+from decompx_fast.ops import network_is_fused
+from decompx_fast.ops.backends import products
 
 SHAPES = {
     "bert-base": {"num_hidden_layers": 12, "hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072},

@@ -15,7 +15,8 @@ import torch
 from conftest import DTYPES, rotating
 
 from decompx_fast import ops
-from decompx_fast.ops import FrozenNorm, products
+from decompx_fast.ops import FrozenNorm
+from decompx_fast.ops.backends import products
 
 D, F, HEADS = 768, 3072, 12
 #: Positions, sources: a state of 48 MiB on a CPU, of 384 MiB in bfloat16 on a GPU.

@@ -14,7 +14,7 @@ import torch
 from timing import ROTATION_BYTES, median_seconds, synchronize
 from timing import rotating as rotating
 
-from decompx_fast.ops import products
+from decompx_fast.ops.backends import products
 
 #: Where a round takes more seconds than this, the ceilings are measured before each.
 LONG_S = 1.0

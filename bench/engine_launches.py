@@ -144,7 +144,7 @@ def every_question() -> None:
     import torch
 
     from decompx_fast.config import DecompXConfig
-    from decompx_fast.engines import forward
+    from decompx_fast.engines.forward import run as forward
 
     rules = ("absdot", "abssim", "norm", "equal", "cls", "dot", "bias_token", "none")
     groups = torch.tensor([[0, 0, 1, 2, 2, 2, 1]])

@@ -27,7 +27,6 @@ import torch
 from torch import Tensor
 
 from decompx_fast import DecompX
-from decompx_fast.encoding import Encoded
 from decompx_fast.evaluation.bootstrap import bootstrap_means, estimate
 from decompx_fast.evaluation.classifier import Classifier
 from decompx_fast.evaluation.data import SNIPPETS, read_dataset
@@ -37,6 +36,7 @@ from decompx_fast.evaluation.methods.gradients import STEPS
 from decompx_fast.evaluation.methods.logits import class_logit, evaluation_mode, on_device, word_embeddings
 from decompx_fast.evaluation.metrics import LEVELS
 from decompx_fast.optional import import_optional
+from decompx_fast.request.encoding import Encoded
 
 TEXTS = 528
 Way = Literal["mask", "remove"]

@@ -37,7 +37,7 @@ RESULTS = BENCH / "results" / "compile_cuda.json"
 CACHE = ROOT / ".cache" / "nvcc_gate"
 ARCHS = ("sm_80", "sm_90a", "sm_100", "sm_120")
 UNITS = ("activation", "bias_split", "layernorm", "mixing")
-OPTIONS = ("-std=c++17", "-O3", "-cubin", "-Xptxas", "-v")  # the first two as in decompx_fast/ops/cuda.py
+OPTIONS = ("-std=c++17", "-O3", "-cubin", "-Xptxas", "-v")  # the first two as in decompx_fast/ops/backends/cuda.py
 MEASURE_VERSION = 1  # to be raised when `measure` measures something else
 
 COMPILED = re.compile(

@@ -22,7 +22,8 @@ from typing import Any
 
 import torch
 
-from decompx_fast.ops import product_choices, products, usable
+from decompx_fast.ops import usable
+from decompx_fast.ops.backends import product_choices, products
 
 HERE = Path(__file__).resolve().parent
 PACKAGES = ("torch", "triton", "transformers")

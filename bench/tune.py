@@ -24,7 +24,7 @@ from timing import median_seconds, rotating
 
 from decompx_fast import ops
 from decompx_fast.kernels import launch
-from decompx_fast.ops import launches
+from decompx_fast.ops.backends import launches
 
 T = TypeVar("T")
 

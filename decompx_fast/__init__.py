@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from .config import DecompXConfig
     from .errors import DecompXError, UnsupportedModelError
     from .explainer import DecompX
-    from .explanation import Explanation
-    from .failure import Failure
-    from .readback import read_json
+    from .result.explanation import Explanation
+    from .result.failure import Failure
+    from .result.readback import read_json
 
 __version__ = "0.1.0"
 

@@ -24,7 +24,7 @@ import click
 from . import __version__
 from .config import BiasRule, Variant
 from .errors import DecompXError, OptionError
-from .tables import FORMATS
+from .request.tables import FORMATS
 
 if TYPE_CHECKING:
     from .explainer import DecompX
@@ -66,7 +66,7 @@ class _Mebibytes(click.IntRange):
 
 
 WORKSPACE = _Mebibytes(min=1)
-#: As :data:`decompx_fast.dispatch.CHECKS`, which cannot be read without torch.
+#: As :data:`decompx_fast.engines.choose.CHECKS`, which cannot be read without torch.
 CHECKS = ("standard", "thorough")
 
 

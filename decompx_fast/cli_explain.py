@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .errors import InputError, OptionError
-from .failure import Failure
 from .outputs import STANDARD_OUTPUT, JsonArray, JsonLines, Page, Result, Sink, Tables, deliver, partial_of
-from .tables import STANDARD_INPUT, Columns, Row, format_of, is_regular, read_rows
+from .request.tables import STANDARD_INPUT, Columns, Row, format_of, is_regular, read_rows
+from .result.failure import Failure
 
 if TYPE_CHECKING:
     from .explainer import DecompX
@@ -229,7 +229,7 @@ class Outputs:
             UsageError: for a file that is named twice.
             OutputError: for a place that cannot be written.
         """
-        from .export import check_place
+        from .result.file import check_place
 
         if self.array is not None and self.array.lower().endswith(_LINES_ENDINGS):
             raise click.UsageError(

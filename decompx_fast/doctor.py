@@ -14,7 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from .errors import OptionError
-from .ops import product_choices, registry
+from .ops import registry
+from .ops.backends import product_choices
 
 PACKAGES = ("decompx-fast", "torch", "triton", "transformers", "tokenizers", "safetensors", "numpy", "rich", "click")
 

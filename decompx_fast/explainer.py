@@ -13,24 +13,20 @@ from torch import nn
 
 from .compiling import outside_compiler
 from .config import DecompXConfig
-from .dispatch import Execution, cheaper_engine, choose_engine, records
-from .encoding import Reader, with_ids
-from .engines.adjoint_plan import AdjointPlan
+from .engines.adjoint.plan import AdjointPlan
+from .engines.choose import Execution, cheaper_engine, choose_engine, records
+from .engines.forward.plan import ModelShape, Plan, plan
 from .engines.memory import available_bytes
-from .engines.plan import ModelShape, Plan, plan
 from .errors import InputError, OptionError
-from .explanation import Explanation, ProblemType
-from .explanations import Explanations
-from .failure import Failure
 from .job import Job
-from .linearize.registry import (
-    find_family,
-    specification,
-    unwrap,
-)
-from .sources import check_unit, with_sources
-from .stream import stream
-from .targets import resolve_targets
+from .linearize.linearization import find_family, specification, unwrap
+from .request.batching import stream
+from .request.encoding import Reader, with_ids
+from .request.sources import check_unit, with_sources
+from .request.targets import resolve_targets
+from .result.explanation import Explanation, ProblemType
+from .result.explanations import Explanations
+from .result.failure import Failure
 
 DTYPES = {
     "float64": torch.float64,
@@ -137,7 +133,7 @@ class DecompX:
             ModelLoadError: if there is no such model, or it is no trained classifier.
             UnsupportedModelError: if its architecture is not supported.
         """
-        from .linearize.pretrained import load_pretrained
+        from .models.pretrained import load_pretrained
 
         model, tokenizer = load_pretrained(path_or_id, half=half)
         explainer = cls(_to_device(model, device), tokenizer, **arguments)
@@ -151,7 +147,7 @@ class DecompX:
         Raises:
             ModelLoadError: if the package that holds its weights is not installed.
         """
-        from .linearize.demo import load_demo
+        from .models.demo import load_demo
 
         model, tokenizer = load_demo()
         explainer = cls(_to_device(model, device), tokenizer, **arguments)
@@ -247,7 +243,7 @@ class DecompX:
             engine: as for :class:`DecompX`.
             dtype: as for :class:`DecompX`.
             path, backend, workspace_bytes: how the forward engine computes; see
-                :func:`decompx_fast.engines.forward.attribute`.
+                :func:`decompx_fast.engines.forward.run.attribute`.
             positions: target positions (negative ones count from the end) whose vectors after the last layer are kept
                 as ``stages["rows"]``, ``[r, k]`` norms or, with ``stage_output="vector"``, ``[r, k, d]``.
             check: ``"standard"`` warns (:class:`decompx_fast.errors.PrecisionWarning`), for next to nothing, where the
@@ -285,7 +281,7 @@ class DecompX:
             engine, targets: as for :meth:`explain_iter`. With ``auto``, the plan is of the engine that would be taken;
                 the reference engine has none, so then it is of the forward engine, the only other that could answer.
             dtype: as for :class:`DecompX`.
-            path, backend, workspace_bytes: as for :func:`decompx_fast.engines.forward.attribute`.
+            path, backend, workspace_bytes: as for :func:`decompx_fast.engines.forward.run.attribute`.
             **options: single options of :class:`DecompXConfig`.
 
         Returns:

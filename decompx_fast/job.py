@@ -10,21 +10,21 @@ import torch
 
 from .compiling import outside_compiler
 from .config import DecompXConfig
-from .dispatch import CHECKS, Execution, attribute, cheaper_engine, choose_engine, measure_error, records
-from .encoding import Encoded
 from .engines.accuracy import largest_share, noteworthy
-from .engines.adjoint import GRADIENTS_HELD
-from .engines.adjoint_plan import AdjointPlan
+from .engines.adjoint.plan import AdjointPlan
+from .engines.adjoint.run import GRADIENTS_HELD
 from .engines.attribution import Attribution
-from .engines.plan import ModelShape
+from .engines.choose import CHECKS, Execution, attribute, cheaper_engine, choose_engine, measure_error, records
+from .engines.forward.plan import ModelShape
 from .errors import InputError, OptionError, PrecisionWarning, warn_user
-from .explanation import Explanation, Site
-from .failure import OF_AN_INPUT, Failure
+from .linearize.linearization import HuggingFaceLinearization, linearize, unwrap
 from .linearize.model_run import plain_mode
-from .linearize.registry import HuggingFaceLinearization, linearize, unwrap
-from .sources import Sources
-from .stream import Pair
-from .targets import Targets
+from .request.batching import Pair
+from .request.encoding import Encoded
+from .request.sources import Sources
+from .request.targets import Targets
+from .result.explanation import Explanation, Site
+from .result.failure import OF_AN_INPUT, Failure
 
 if TYPE_CHECKING:
     from .explainer import DecompX

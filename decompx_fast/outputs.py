@@ -13,11 +13,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import IO, Any, Protocol
 
-from .display import printable
 from .errors import OutputError
-from .explanation import Explanation
-from .export import flush_to_disk
-from .failure import Failure
+from .result.display import printable
+from .result.explanation import Explanation
+from .result.failure import Failure
+from .result.file import flush_to_disk
 
 _LINE_ENDS = re.compile("[\x85\u2028\u2029]")
 
@@ -185,7 +185,7 @@ class Page:
 
     def fill(self, results: Iterator[Result]) -> None:
         """Write them all as they come; no file is begun before the first is there."""
-        from .render import page_chunks
+        from .result.render import page_chunks
 
         first = next(results, None)
         if first is None:

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from decompx_fast.ops import cuda
+from decompx_fast.ops.backends import cuda
 
 ROOT = Path(__file__).resolve().parent.parent
 CACHE = ROOT / ".cache" / "cuda_emulation"

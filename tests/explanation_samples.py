@@ -12,7 +12,7 @@ import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer
 
-from decompx_fast.explanation import Explanation
+from decompx_fast.result.explanation import Explanation
 
 LABELS = ("NEGATIVE", "POSITIVE")
 

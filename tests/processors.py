@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from decompx_fast.ops import native, product_choices, products
-from decompx_fast.ops.processor import Processor
+from decompx_fast.ops.backends import native, product_choices, products
+from decompx_fast.ops.backends.processor import Processor
 
 
 @dataclass(frozen=True)

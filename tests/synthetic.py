@@ -12,15 +12,8 @@ from transformers import (
 )
 
 from decompx_fast.linearize.evaluate import linearize_head, linearize_layer, restore_layer
-from decompx_fast.linearize.registry import linearize
-from decompx_fast.linearize.spec import (
-    Affine,
-    AttentionSpec,
-    FeedForwardSpec,
-    HeadStepSpec,
-    NormSpec,
-    SublayerSpec,
-)
+from decompx_fast.linearize.linearization import linearize
+from decompx_fast.linearize.spec import Affine, AttentionSpec, FeedForwardSpec, HeadStepSpec, NormSpec, SublayerSpec
 
 FAMILIES = ("bert", "roberta")
 

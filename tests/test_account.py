@@ -10,8 +10,8 @@ import torch
 from explanation_samples import simple
 
 from decompx_fast import DecompX
-from decompx_fast.account import account
-from decompx_fast.explanation import Site
+from decompx_fast.result.account import account
+from decompx_fast.result.explanation import Site
 
 TEXT = models.TEXTS[0]
 

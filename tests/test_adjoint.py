@@ -26,11 +26,13 @@ from transformers import (
 )
 
 from decompx_fast.config import DecompXConfig
-from decompx_fast.engines import adjoint, pullback, reference
+from decompx_fast.engines import reference
+from decompx_fast.engines.adjoint import pullback
+from decompx_fast.engines.adjoint import run as adjoint
 from decompx_fast.engines.attribution import Attribution
 from decompx_fast.errors import InputError, OptionError
 from decompx_fast.linearize import layer as layer_module
-from decompx_fast.linearize.registry import linearize
+from decompx_fast.linearize.linearization import linearize
 
 RULES = ["none", "bias_token", "equal", "cls"]
 SPLITS = ["absdot", "abssim", "norm", "equal", "cls"]

@@ -8,8 +8,9 @@ from live_bytes import LiveBytes
 from models import classifier, token_ids
 
 from decompx_fast.config import DecompXConfig
-from decompx_fast.engines import adjoint, reference
-from decompx_fast.linearize.registry import linearize
+from decompx_fast.engines import reference
+from decompx_fast.engines.adjoint import run as adjoint
+from decompx_fast.linearize.linearization import linearize
 
 
 def many_classes(labels, *, n=20, b=2, **options):

@@ -13,7 +13,7 @@ from models import classifier
 from refusals import refuses
 
 from decompx_fast import DecompX
-from decompx_fast.alignment import align
+from decompx_fast.request.alignment import align
 
 
 def pieces(tokens: list[str], text: str, unknown: tuple[int, ...] = (), *, cut: bool = False) -> list[str] | None:

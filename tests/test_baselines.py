@@ -11,7 +11,7 @@ import synthetic
 
 from decompx_fast.config import DecompXConfig
 from decompx_fast.engines import reference
-from decompx_fast.linearize.registry import linearize
+from decompx_fast.linearize.linearization import linearize
 
 _spec = importlib.util.spec_from_file_location(
     "baselines", Path(__file__).resolve().parent.parent / "bench" / "baselines.py"

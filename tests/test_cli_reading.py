@@ -245,7 +245,7 @@ def test_a_page_is_written_as_it_grows(explain, tmp_path, monkeypatch):
     """No more explanations are held than the batches that are computed ahead."""
     import gc
 
-    from decompx_fast.explanation import Explanation
+    from decompx_fast.result.explanation import Explanation
 
     held = []
     linearize = job.linearize
@@ -314,7 +314,7 @@ def test_a_closed_standard_output_does_not_matter_where_nothing_is_printed(expla
 def test_a_disk_that_fills_up_is_named_with_its_file(explain, monkeypatch, tmp_path):
     path = tmp_path / "out.jsonl"
     path.symlink_to("/dev/full")
-    monkeypatch.setattr("decompx_fast.export.check_place", lambda *_, **__: None)  # which refuses devices
+    monkeypatch.setattr("decompx_fast.result.file.check_place", lambda *_, **__: None)  # which refuses devices
     code, _, err = explain("a film", "--quiet", "--jsonl", path)
     assert code == 1
     assert err.startswith(f"decompx-fast: {path} cannot be written: No space left on device.")

@@ -8,7 +8,7 @@ from random_models import KINDS, random_model
 
 from decompx_fast import DecompX
 from decompx_fast.config import DecompXConfig
-from decompx_fast.engines import adjoint
+from decompx_fast.engines.adjoint import run as adjoint
 from decompx_fast.errors import InputError
 
 

@@ -8,9 +8,9 @@ import re
 import pytest
 from explanation_samples import sample, simple
 
-from decompx_fast.display import AGAINST_RGB, FOR_RGB
-from decompx_fast.page import MAX_ALPHA
-from decompx_fast.terminal import terminal_view
+from decompx_fast.result.display import AGAINST_RGB, FOR_RGB
+from decompx_fast.result.page import MAX_ALPHA
+from decompx_fast.result.terminal import terminal_view
 
 LEAST = 4.5
 

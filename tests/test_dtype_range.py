@@ -12,9 +12,11 @@ from random_models import random_model
 
 from decompx_fast import DecompX
 from decompx_fast.config import DecompXConfig
-from decompx_fast.engines import adjoint, forward, reference
+from decompx_fast.engines import reference
+from decompx_fast.engines.adjoint import run as adjoint
 from decompx_fast.engines.attribution import Attribution, SiteShare
 from decompx_fast.engines.dtype_range import finite
+from decompx_fast.engines.forward import run as forward
 from decompx_fast.errors import NumericalError, PrecisionWarning
 
 IDS = models.token_ids(9)[0].tolist()

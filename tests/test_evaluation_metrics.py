@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from decompx_fast import DecompX
-from decompx_fast.encoding import Encoded
 from decompx_fast.errors import InputError, NumericalError, OptionError
 from decompx_fast.evaluation.bootstrap import bootstrap_means, estimate
 from decompx_fast.evaluation.classifier import Classifier, batches_of_equal_length
@@ -20,6 +19,7 @@ from decompx_fast.evaluation.masking import Perturbation, count_of, importance_o
 from decompx_fast.evaluation.method import Problem, get_method
 from decompx_fast.evaluation.metrics import BINS, LEVELS, METRICS, Outcomes, get_metric, perturbations
 from decompx_fast.evaluation.rationales import FOLDS, PENALTY, fit, folds_of, out_of_fold_correct
+from decompx_fast.request.encoding import Encoded
 
 MASK = 99
 

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from decompx_fast.cli import cli
 from decompx_fast.evaluation import METRICS, Method, all_methods, evaluate
-from decompx_fast.linearize.demo import INSTALL
+from decompx_fast.models.demo import INSTALL
 
 
 def test_report_defines_its_methods_and_metrics(tmp_path) -> None:

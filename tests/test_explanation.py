@@ -12,8 +12,8 @@ import torch
 from explanation_samples import sample, simple
 
 from decompx_fast.errors import InputError
-from decompx_fast.explanation import Explanation, Site, TopToken
 from decompx_fast.optional import MissingPackageError
+from decompx_fast.result.explanation import Explanation, Site, TopToken
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ import torch
 from explanation_samples import sample, simple
 
 from decompx_fast import DecompX
-from decompx_fast.explanations import Explanations
-from decompx_fast.page import LIST_CHARACTERS, LIST_ITEMS
+from decompx_fast.result.explanations import Explanations
+from decompx_fast.result.page import LIST_CHARACTERS, LIST_ITEMS
 
 
 def test_explain_returns_a_list_that_shows_itself() -> None:

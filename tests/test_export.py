@@ -14,9 +14,9 @@ from explanation_samples import sample, simple
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from decompx_fast import export
 from decompx_fast.errors import InputError, OutputError
-from decompx_fast.explanation import Explanation, Site
+from decompx_fast.result import file as export
+from decompx_fast.result.explanation import Explanation, Site
 
 
 def rich_explanation() -> Explanation:
@@ -69,7 +69,7 @@ def test_save_and_load_give_the_same(explanation: Explanation, tmp_path: Path) -
 def test_save_writes_format_and_version(tmp_path: Path) -> None:
     simple([1]).save(tmp_path / "e")
     with safe_open(tmp_path / "e", framework="pt") as file:
-        assert file.metadata()["format"] == "decompx_fast.explanation"
+        assert file.metadata()["format"] == "decompx_fast.result.explanation"
         assert file.metadata()["version"] == "1"
         assert json.loads(file.metadata()["explanation"])["tokens"] == ["a"]
 

@@ -10,8 +10,10 @@ import transformers
 from torch import nn
 
 from decompx_fast import DecompXConfig, UnsupportedModelError
-from decompx_fast.engines import adjoint, forward, reference
-from decompx_fast.linearize.registry import linearize, supported_architectures
+from decompx_fast.engines import reference
+from decompx_fast.engines.adjoint import run as adjoint
+from decompx_fast.engines.forward import run as forward
+from decompx_fast.linearize.linearization import linearize, supported_architectures
 
 COMMON = {
     "hidden_size": 24,

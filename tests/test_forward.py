@@ -14,9 +14,12 @@ from hypothesis import strategies as st
 
 from decompx_fast import ops
 from decompx_fast.config import DecompXConfig
-from decompx_fast.engines import attention_path, direct_path, forward, reference
+from decompx_fast.engines import reference
+from decompx_fast.engines.forward import attention as attention_path
+from decompx_fast.engines.forward import direct as direct_path
+from decompx_fast.engines.forward import run as forward
 from decompx_fast.errors import BackendError, InputError, OptionError
-from decompx_fast.linearize.registry import linearize
+from decompx_fast.linearize.linearization import linearize
 
 RULES = ("absdot", "abssim", "norm", "equal", "cls", "dot", "bias_token", "none")
 FUNCTIONAL_RULES = ("absdot", "equal", "cls", "dot", "bias_token", "none")

@@ -13,7 +13,7 @@ import torch
 
 from decompx_fast.config import DecompXConfig
 from decompx_fast.engines import reference
-from decompx_fast.linearize.registry import linearize
+from decompx_fast.linearize.linearization import linearize
 
 TOLERANCE = 1e-9
 

@@ -17,8 +17,8 @@ from tokenizers import models as tokenizer_models
 from transformers import PreTrainedTokenizerFast
 
 from decompx_fast import DecompX
-from decompx_fast.cutting import kept_of_long
-from decompx_fast.display import source_labels
+from decompx_fast.request.cutting import kept_of_long
+from decompx_fast.result.display import source_labels
 
 LABELS = {0: "NEGATIVE", 1: "NEUTRAL", 2: "POSITIVE"}
 

@@ -15,7 +15,7 @@ from ops_cases import DEVICE
 from decompx_fast import ops
 from decompx_fast.errors import InputError
 from decompx_fast.kernels import launch
-from decompx_fast.ops import launches
+from decompx_fast.ops.backends import launches
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "bench"))
 

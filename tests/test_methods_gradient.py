@@ -15,11 +15,11 @@ import torch
 from models import classifier, snapshot, unchanged
 from torch import nn
 
-from decompx_fast.encoding import Encoded
 from decompx_fast.errors import InputError, UnsupportedModelError
 from decompx_fast.evaluation.method import Problem, get_method
 from decompx_fast.evaluation.methods import gradients, perturbation
 from decompx_fast.evaluation.methods.logits import class_logit, evaluation_mode, on_device, word_embeddings
+from decompx_fast.request.encoding import Encoded
 
 GRADIENTS = (
     "saliency-l1",

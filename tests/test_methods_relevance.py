@@ -13,14 +13,14 @@ from models import classifier, snapshot, unchanged
 from random_models import random_model
 from torch import Tensor
 
-from decompx_fast.encoding import Encoded, Reader
 from decompx_fast.errors import InputError, UnsupportedModelError
 from decompx_fast.evaluation.method import Problem, get_method
 from decompx_fast.evaluation.methods import relevance
-from decompx_fast.linearize.demo import load_demo
 from decompx_fast.linearize.layer import AttentionPattern
-from decompx_fast.linearize.registry import linearize, specification
+from decompx_fast.linearize.linearization import linearize, specification
 from decompx_fast.linearize.spec import Affine, AttentionSpec, FeedForwardSpec, NormSpec
+from decompx_fast.models.demo import load_demo
+from decompx_fast.request.encoding import Encoded, Reader
 
 #: The equations divide by outputs, which may come near 0, where autograd does not.
 DIVIDED = 1e-7

@@ -18,13 +18,13 @@ from models import classifier, logits_of, token_ids, unchanged
 from naive_layers import NaiveLayer, naive_layers
 
 from decompx_fast.config import DecompXConfig
-from decompx_fast.encoding import Encoded, Reader
 from decompx_fast.errors import InputError
 from decompx_fast.evaluation.method import Problem, get_method
 from decompx_fast.evaluation.methods.attention import _max_flows
-from decompx_fast.linearize.demo import load_demo
-from decompx_fast.linearize.registry import linearize
+from decompx_fast.linearize.linearization import linearize
+from decompx_fast.models.demo import load_demo
 from decompx_fast.optional import MissingPackageError
+from decompx_fast.request.encoding import Encoded, Reader
 
 EXACT = 1e-9
 

@@ -15,7 +15,8 @@ from ops_cases import NAN, aligned_with, assert_accurate, embedded, random, rand
 
 from decompx_fast import ops
 from decompx_fast.errors import BackendError
-from decompx_fast.ops import native, registry
+from decompx_fast.ops import registry
+from decompx_fast.ops.backends import native
 
 ROOT = Path(__file__).resolve().parent.parent
 F32, BF16 = torch.float32, torch.bfloat16

@@ -8,7 +8,7 @@ from ops_cases import random
 from test_ops_gradients import CALLS, copies
 
 from decompx_fast import ops
-from decompx_fast.ops import products
+from decompx_fast.ops.backends import products
 
 AUTOCAST = [torch.bfloat16, torch.float16]
 

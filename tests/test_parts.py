@@ -12,9 +12,11 @@ from test_linearize import LowRank, assert_close, attention_of, explained
 from torch import nn
 
 from decompx_fast.config import DecompXConfig
-from decompx_fast.engines import adjoint, forward, reference
-from decompx_fast.linearize import parts
-from decompx_fast.linearize.registry import describe, linearize
+from decompx_fast.engines import reference
+from decompx_fast.engines.adjoint import run as adjoint
+from decompx_fast.engines.forward import run as forward
+from decompx_fast.linearize import probing as parts
+from decompx_fast.linearize.linearization import describe, linearize
 from decompx_fast.linearize.spec import affine
 
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from random_models import Weights
 from torch import Tensor
 
-from decompx_fast.engines.pullback import pull_mix
+from decompx_fast.engines.adjoint.pullback import pull_mix
 from decompx_fast.linearize import layer as layer_module
 from decompx_fast.linearize.layer import AttentionPattern
 

@@ -13,13 +13,13 @@ from transformers import BertConfig, BertForSequenceClassification
 
 from decompx_fast import DecompX
 from decompx_fast.config import DecompXConfig
-from decompx_fast.engines import forward
 from decompx_fast.engines.blocks import Workspace, blocks
+from decompx_fast.engines.forward import run as forward
+from decompx_fast.engines.forward.plan import ModelShape, plan
 from decompx_fast.engines.memory import available_bytes, default_workspace
-from decompx_fast.engines.plan import ModelShape, plan
 from decompx_fast.errors import OptionError, PlanError
-from decompx_fast.linearize.registry import describe
-from decompx_fast.ops import product_choices, products
+from decompx_fast.linearize.linearization import describe
+from decompx_fast.ops.backends import product_choices, products
 
 MIB = 1 << 20
 BERT_BASE = ModelShape(layers=12, d=768, f=3072, heads=12, kv_heads=12, head_size=64)
@@ -202,7 +202,7 @@ def test_a_plan_that_does_not_fit_says_so_with_numbers_and_ways_out():
 
 
 def test_the_engine_refuses_before_it_allocates(monkeypatch):
-    monkeypatch.setattr("decompx_fast.engines.plan.available_bytes", lambda device: 1000)
+    monkeypatch.setattr("decompx_fast.engines.forward.plan.available_bytes", lambda device: 1000)
     counter = LiveBytes()
     linearization = model(torch.float32, n=64)
     with pytest.raises(PlanError, match="are free on cpu"), counter:

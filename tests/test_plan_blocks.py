@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from decompx_fast.engines.fitting import floor_bytes
-from decompx_fast.engines.plan import Blocks, ModelShape, plan
+from decompx_fast.engines.forward.fitting import floor_bytes
+from decompx_fast.engines.forward.plan import Blocks, ModelShape, plan
 
 MIB = 1 << 20
 TINY = ModelShape(layers=4, d=128, f=512, heads=2, kv_heads=2, head_size=64)

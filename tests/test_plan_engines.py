@@ -11,8 +11,8 @@ from models import classifier
 
 from decompx_fast import DecompX
 from decompx_fast.config import DecompXConfig
-from decompx_fast.dispatch import cheaper_engine
-from decompx_fast.engines.plan import ModelShape, plan
+from decompx_fast.engines.choose import cheaper_engine
+from decompx_fast.engines.forward.plan import ModelShape, plan
 from decompx_fast.errors import OptionError, PlanError
 
 BASE = ModelShape(layers=12, d=768, f=3072, heads=12, kv_heads=12, head_size=64)

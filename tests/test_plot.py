@@ -10,9 +10,9 @@ import torch
 from explanation_samples import simple
 from rich.cells import cell_len
 
-from decompx_fast import fonts
 from decompx_fast.errors import InputError
-from decompx_fast.plot import wrap
+from decompx_fast.result import fonts
+from decompx_fast.result.plot import wrap
 
 
 @pytest.fixture

@@ -19,8 +19,8 @@ from torch.nn.utils.parametrizations import spectral_norm
 from decompx_fast import DecompXConfig
 from decompx_fast.engines import reference
 from decompx_fast.errors import UnsupportedModelError
+from decompx_fast.linearize.linearization import linearize
 from decompx_fast.linearize.private_copy import original, private_copy
-from decompx_fast.linearize.registry import linearize
 
 EXACT = 1e-10
 

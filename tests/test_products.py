@@ -13,8 +13,8 @@ import torch
 
 from decompx_fast import doctor
 from decompx_fast.errors import OptionError
-from decompx_fast.ops import product_choices, products
-from decompx_fast.ops.processor import Processor, from_cpuinfo, from_torch
+from decompx_fast.ops.backends import product_choices, products
+from decompx_fast.ops.backends.processor import Processor, from_cpuinfo, from_torch
 
 ROOT = Path(__file__).resolve().parent.parent
 F32, BF16, F16 = product_choices.DTYPES

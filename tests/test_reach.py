@@ -14,8 +14,10 @@ from random_models import KINDS, RandomModel, random_model
 
 from decompx_fast import DecompX
 from decompx_fast.config import DecompXConfig
-from decompx_fast.engines import adjoint, forward, reference
+from decompx_fast.engines import reference
+from decompx_fast.engines.adjoint import run as adjoint
 from decompx_fast.engines.attribution import Attribution
+from decompx_fast.engines.forward import run as forward
 
 
 def saturated(kind: str, gain: float, **options) -> RandomModel:

@@ -21,12 +21,12 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from decompx_fast import DecompX
 from decompx_fast.config import DecompXConfig
-from decompx_fast.engines import adjoint
+from decompx_fast.engines.adjoint import run as adjoint
 from decompx_fast.errors import UnsupportedModelError
 from decompx_fast.linearize import record
 from decompx_fast.linearize.layer import Attention, LinearizedLayer
+from decompx_fast.linearize.linearization import HuggingFaceLinearization, linearize
 from decompx_fast.linearize.model_run import run_model
-from decompx_fast.linearize.registry import HuggingFaceLinearization, linearize
 from decompx_fast.linearize.spec import Affine, AttentionSpec, InputLimits, LayerSpec, ModelSpec
 
 CONFIG = DecompXConfig(bias="bias_token")
@@ -619,8 +619,8 @@ def test_who_records(monkeypatch):
             asked.append(args)
             super().__init__(*args)
 
-    monkeypatch.setattr("decompx_fast.linearize.registry.Record", Spy)
-    monkeypatch.setattr("decompx_fast.dispatch.RECORDED_TOKENS", 4)
+    monkeypatch.setattr("decompx_fast.linearize.linearization.Record", Spy)
+    monkeypatch.setattr("decompx_fast.engines.choose.RECORDED_TOKENS", 4)
     model = classifier(dtype=torch.float32)
     for ids, recording in (([7, 8, 9, 10], ("forward", "adjoint")), ([7, 8, 9, 10, 11], ("adjoint",))):
         expected = logits_of(model, torch.tensor([ids]))[0]

@@ -18,7 +18,7 @@ from random_models import KINDS, RandomModel, random_model
 from decompx_fast.config import STAGES, DecompXConfig
 from decompx_fast.engines import reference
 from decompx_fast.engines.bias import add_bias, bias_shares
-from decompx_fast.linearize.registry import linearize
+from decompx_fast.linearize.linearization import linearize
 from decompx_fast.linearize.spec import Affine, AttentionSpec, FeedForwardSpec, HeadStepSpec, SublayerSpec
 
 RULES = ("absdot", "abssim", "norm", "equal", "cls", "dot", "bias_token", "none")

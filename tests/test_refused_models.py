@@ -10,7 +10,7 @@ from torch import nn
 from decompx_fast import DecompXConfig
 from decompx_fast.engines import reference
 from decompx_fast.errors import NumericalError, UnsupportedModelError
-from decompx_fast.linearize.registry import linearize
+from decompx_fast.linearize.linearization import linearize
 
 
 def explained(model: nn.Module) -> torch.Tensor:

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
-from decompx_fast.display import layout_text, printable, score_format, source_labels
-from decompx_fast.explanation import Explanation
-from decompx_fast.render import page_chunks, progress_bar, render_page
+from decompx_fast.result.display import layout_text, printable, score_format, source_labels
+from decompx_fast.result.explanation import Explanation
+from decompx_fast.result.render import page_chunks, progress_bar, render_page
 
 TECHNOLOGIST = "\U0001f469\U0001f3fd\u200d\U0001f4bb"
 ATTACK = "<script>alert('x')</script> & \"quoted\" [bold]$x$"

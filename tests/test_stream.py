@@ -9,7 +9,7 @@ from models import classifier, token_ids
 from decompx_fast import DecompX
 from decompx_fast.errors import InputError
 from decompx_fast.job import Job
-from decompx_fast.stream import look_ahead
+from decompx_fast.request.batching import look_ahead
 
 
 def ids(n):
@@ -83,7 +83,7 @@ def first_batch(monkeypatch, explainer, n, count=100):
         return run(job, batch)
 
     with monkeypatch.context() as patch:
-        patch.setattr("decompx_fast.stream.BATCH_BYTES", 1 << 18)
+        patch.setattr("decompx_fast.request.batching.BATCH_BYTES", 1 << 18)
         patch.setattr(Job, "run", counted)
         explainer.explain([ids(n)] * count)
     return sizes[0]

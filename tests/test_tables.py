@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from decompx_fast.errors import InputError, OptionError
 from decompx_fast.optional import MissingPackageError
-from decompx_fast.tables import Columns, format_of, read_rows
+from decompx_fast.request.tables import Columns, format_of, read_rows
 
 
 def write(path, content):

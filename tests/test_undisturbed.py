@@ -143,8 +143,8 @@ def test_errors_leave_nothing_behind(monkeypatch, engine, error):
     explainer = DecompX(model, engine=engine, **ENGINES[engine])
     for place in (
         "decompx_fast.linearize.families.parts.activation_name",
-        "decompx_fast.linearize.registry.HuggingFaceLinearization._check",
-        "decompx_fast.linearize.registry.linearize_head",
+        "decompx_fast.linearize.linearization.HuggingFaceLinearization._check",
+        "decompx_fast.linearize.linearization.linearize_head",
         f"decompx_fast.engines.{engine}.attribute",
         "decompx_fast.job.Explanation",
     ):

@@ -12,7 +12,7 @@ from torch import nn
 
 from decompx_fast import UnsupportedModelError
 from decompx_fast.linearize.families.unsupported import UNSUPPORTED
-from decompx_fast.linearize.registry import linearize, supported_architectures
+from decompx_fast.linearize.linearization import linearize, supported_architectures
 
 SMALL = {**COMMON, "num_hidden_layers": 1}
 

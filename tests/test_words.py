@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from decompx_fast.errors import InputError
-from decompx_fast.words import group_by_word, segment_words
+from decompx_fast.result.words import group_by_word, segment_words
 
 FAMILY = "\U0001f468\u200d\U0001f469\u200d\U0001f467"
 TECHNOLOGIST = "\U0001f469\U0001f3fd\u200d\U0001f4bb"

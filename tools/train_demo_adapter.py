@@ -46,7 +46,7 @@ sys.path.insert(0, str(ROOT))  # the package of this source tree, installed or n
 
 from decompx_fast.errors import DecompXError  # noqa: E402
 from decompx_fast.evaluation.snippets import FILE, Snippet, fetch_snippets, split_snippets  # noqa: E402
-from decompx_fast.linearize import demo  # noqa: E402
+from decompx_fast.models import demo  # noqa: E402
 
 T = TypeVar("T")
 

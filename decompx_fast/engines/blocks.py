@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ..ops.products import multiply
+from ..ops.backends.products import multiply
 
 
 class Workspace:

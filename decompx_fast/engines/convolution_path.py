@@ -11,7 +11,7 @@ from ..activations import get_activation, linear_piece
 from ..config import DecompXConfig
 from ..linearize.layer import Convolution, Sublayer
 from .blocks import Workspace
-from .sharing import Sharing
+from .forward.sharing import Sharing
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..encoding import Encoded, Reader
 from ..errors import InputError, NumericalError
 from ..explainer import DecompX
+from ..linearize.linearization import describe, input_limits, only_device, unwrap
 from ..linearize.model_run import plain_mode, run_model, undisturbed
-from ..linearize.registry import describe, input_limits, only_device, unwrap
+from ..request.encoding import Encoded, Reader
 
 #: Positions in one batch; inputs of a batch are equally long, so that none is padded.
 BATCH_POSITIONS = 2**12

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..export import atomic_write
 from ..optional import import_optional
+from ..result.file import atomic_write
 from .metrics import BINS, LEVELS, Metric
 
 if TYPE_CHECKING:

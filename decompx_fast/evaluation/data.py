@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import InputError, OptionError
-from ..tables import ENDINGS, Columns, Row, check_column, format_of, read_rows
+from ..request.tables import ENDINGS, Columns, Row, check_column, format_of, read_rows
 from .labels import Labelled, resolve_labels
 
 #: Stands for the held-out movie snippets, in the place of a file.

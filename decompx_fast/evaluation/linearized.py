@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from ..encoding import Encoded
 from ..errors import InputError, UnsupportedModelError
 from ..linearize.layer import Attention, Linearization, LinearizedLayer
+from ..linearize.linearization import linearize, only_device, unwrap
 from ..linearize.model_run import plain_mode
-from ..linearize.registry import linearize, only_device, unwrap
 from ..linearize.spec import LayerSpec
+from ..request.encoding import Encoded
 from .method import Problem
 
 #: Pairs of positions that one batch holds at most (if it holds several inputs): a decomposed state of this size still

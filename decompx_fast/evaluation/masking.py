@@ -13,8 +13,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ..encoding import Encoded
 from ..errors import NumericalError
+from ..request.encoding import Encoded
 from .classifier import Inputs
 
 

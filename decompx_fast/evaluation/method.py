@@ -10,8 +10,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from ..encoding import Encoded
 from ..errors import InputError, OptionError
+from ..request.encoding import Encoded
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Problem:
     Attributes:
         model: a Hugging Face sequence classifier, as its owner left it; a method leaves it so.
         tokenizer: its tokenizer.
-        inputs: as :class:`decompx_fast.encoding.Reader` reads them, in any order and of any lengths.
+        inputs: as :class:`decompx_fast.request.encoding.Reader` reads them, in any order and of any lengths.
         classes: for each input, the class that the scores are about (the one the model predicts, as a rule).
         seed: of methods that draw at random. They draw from :meth:`generator`, so that the scores of a text depend
             on nothing but the text, the model, the method and this.

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..export import atomic_write
 from ..optional import import_optional
+from ..result.file import atomic_write
 from .bootstrap import CONFIDENCE, RESAMPLES, Estimate, bootstrap_means, estimate
 from .curves import draw_curves
 from .data import Dataset

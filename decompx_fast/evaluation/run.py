@@ -19,10 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import __version__
-from ..encoding import Encoded
 from ..errors import InputError, OptionError
 from ..explainer import DecompX
 from ..optional import import_optional
+from ..request.encoding import Encoded
 from .classifier import Classifier
 from .data import Dataset, read_dataset
 from .masking import input_key

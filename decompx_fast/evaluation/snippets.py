@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import InputError
-from ..export import atomic_write
+from ..result.file import atomic_write
 
 SOURCE = "vaderSentiment==3.3.2"
 SOURCE_ARCHIVE = "additional_resources/hutto_ICWSM_2014.tar.gz"

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError, OutputError
-from ..export import atomic_write
 from ..optional import import_optional
+from ..result.file import atomic_write
 
 FORMAT = "decompx_fast.evaluation, version 1"
 

@@ -19,9 +19,9 @@ from multiprocessing.connection import wait as wait_for
 import torch
 from torch import Tensor
 
-from ..encoding import Encoded
 from ..errors import DecompXError
 from ..explainer import DecompX
+from ..request.encoding import Encoded
 from .classifier import Classifier, Inputs, Predictions
 from .masking import Perturbation, importance_order, input_key, perturbed
 from .method import Method, Problem, get_method

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import UnsupportedModelError
-from .parts import NotAffine, probe, stand_in
+from .probing import NotAffine, probe, stand_in
 
 QUANTIZED_WORDS = (
     "quant",

@@ -7,12 +7,12 @@ None is differentiable: tensors that require grad are refused unless grad mode i
 ``torch.func`` transforms. What an op writes to may share no memory with what it reads.
 """
 
-from . import cuda as _cuda  # noqa: F401  (makes its backend known)
 from .activation import activation_
 from .add_norm import add_norm_
+from .backends import cuda as _cuda  # noqa: F401  (makes its backend known)
+from .backends.launches import use_launches
 from .bias_split import bias_split_
 from .functional_dots import MOST_FUNCTIONALS, functional_dots
-from .launches import use_launches
 from .layernorm import layernorm_
 from .mixing import Precision, mixing, with_padded_rows
 from .network import is_fused as network_is_fused

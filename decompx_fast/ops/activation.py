@@ -5,7 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import checks, native, registry
+from . import checks, registry
+from .backends import native
 from .shares import KERNEL_RULES, RULES, Rule, accumulation_dtype, vector_shares
 
 

@@ -5,7 +5,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from . import checks, native, registry
+from . import checks, registry
+from .backends import native
 from .shares import KERNEL_RULES, RULES, Rule
 
 

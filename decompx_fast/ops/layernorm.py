@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
-from . import checks, native, registry
+from . import checks, registry
+from .backends import native
 from .shares import DOT_RULES, KERNEL_RULES, RULES, Rule, accumulation_dtype, vector_shares
 
 

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
-from . import checks, native, registry
-from .products import multiply
+from . import checks, registry
+from .backends import native
+from .backends.products import multiply
 from .shares import accumulation_dtype
 
 Precision = Literal["ieee", "tf32", "tf32x3"]

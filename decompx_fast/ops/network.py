@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
-from . import checks, native, products, registry
+from . import checks, registry
+from .backends import native, products
 from .shares import accumulation_dtype
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from ...config import DecompXConfig
-from ...dispatch import Execution, attribute, choose_engine
+from ...engines.choose import Execution, attribute, choose_engine
 from ...linearize.layer import Linearization
 from ..linearized import score_batches
 from ..method import Problem, method

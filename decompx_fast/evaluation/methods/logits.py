@@ -8,10 +8,10 @@ from contextlib import contextmanager, nullcontext
 import torch
 from torch import Tensor, nn
 
-from ...encoding import Encoded
 from ...errors import InputError, UnsupportedModelError
+from ...linearize.linearization import TOLERANCE, only_device, unwrap
 from ...linearize.model_run import undisturbed
-from ...linearize.registry import TOLERANCE, only_device, unwrap
+from ...request.encoding import Encoded
 
 #: A forward pass may hold this many tokens: enough to keep a CPU busy, few enough that its graph fits in memory.
 TOKENS_PER_FORWARD = 2048

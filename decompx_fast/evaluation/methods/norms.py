@@ -22,7 +22,7 @@ from ...engines import reference
 from ...errors import UnsupportedModelError
 from ...linearize.evaluate import linearize_layer
 from ...linearize.layer import Linearization, LinearizedLayer
-from ...linearize.registry import specification
+from ...linearize.linearization import specification
 from ...linearize.spec import LayerSpec, NormSpec
 from ..linearized import (
     attention_of,

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...encoding import Encoded
 from ...errors import InputError
-from ...linearize.registry import only_device
+from ...linearize.linearization import only_device
 from ...optional import import_optional
+from ...request.encoding import Encoded
 from ..method import Problem, method
 from .logits import TOKENS_PER_FORWARD, Forward, class_logit, evaluation_mode, on_device, repeated
 

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from ...activations import get_activation
 from ...linearize.layer import AttentionPattern, Norm
-from ...linearize.registry import linearize, only_device, specification
+from ...linearize.linearization import linearize, only_device, specification
 from ...linearize.spec import (
     NO_CONTEXT,
     Affine,

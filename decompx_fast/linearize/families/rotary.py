@@ -5,14 +5,7 @@ from __future__ import annotations
 from ...errors import UnsupportedModelError
 from ..spec import AttentionSpec, LayerSpec, ModelSpec, SublayerSpec
 from .bert import ATTENTION, dense_and_out_proj, pooler_and_classifier
-from .parts import (
-    Module,
-    Parts,
-    embedding_limits,
-    interleaved_rotary_positions,
-    model_spec,
-    rotary_positions,
-)
+from .parts import Module, Parts, embedding_limits, interleaved_rotary_positions, model_spec, rotary_positions
 
 
 def roformer_layer(layer: Parts) -> LayerSpec:

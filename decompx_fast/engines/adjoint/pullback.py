@@ -1,0 +1,193 @@
+"""The transpose of each component of a linearised layer: from ``dy/d(output)`` to ``dy/d(input)``, written out.
+
+With its constants frozen a component is ``x -> x A + b``. A gradient goes back through it as ``g -> g A^T``, and the
+bias contributes ``g . b`` to ``y``:
+
+    norm          y = C(x) / s * gamma              g -> C(g * gamma / s),      C(x) = x - mean_d(x) = C^T
+    feed-forward  y = (slope * (x W_1)) W_2         g -> (slope * (g W_2^T)) W_1^T
+    convolution   y[i] = slope * sum_t e[i+t-r] W_t     g[j] -> sum_t (slope * g)[j-t+r] W_t^T   (to the embedding e)
+    attention     y[i] = sum_hj alpha[h,i,j] x[j] W_V^h W_O^h
+                                                    g[j] -> sum_hi alpha[h,i,j] g[i] (W_V^h W_O^h)^T
+
+Gradients are ``[b, m, i, d]``: ``m`` directions at once, and of the positions only the range ``rows`` (a slice with a
+start and a stop) outside of which they are zero. The head reads one position, so until an attention makes it all of
+them, every component has one row to do.
+
+Each function notes the biases that it passes in a :class:`BiasLedger`, from the output to the input.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+from ...activations import get_activation, linear_piece
+from ...config import DecompXConfig
+from ...linearize.layer import WORKSPACE_BYTES, Attention, AttentionPattern, Convolution, FeedForward, HeadStep, Norm
+from ..blocks import blocks
+from ..head import head_piece
+
+#: How large a block of FFN hidden, and of attention weights, may be on a CPU, so that it stays in the cache with what
+#: is made of it: measured from 1 to 64 MiB at 2,048 positions. Blocks of 64 MiB, which malloc gets anew from the system
+#: each time, take twice as long.
+CPU_HIDDEN_BYTES, CPU_ALPHA_BYTES = 6 << 20, 2 << 20
+
+#: Target positions of a block of attention weights, while it may hold several heads.
+MIX_ROWS = 512
+
+
+def _most_bytes(like: Tensor, on_cpu: int) -> int:
+    """How large the blocks may be that a component is pulled back in; fewer and larger ones keep a GPU busy."""
+    return min(WORKSPACE_BYTES, on_cpu) if like.device.type == "cpu" else WORKSPACE_BYTES
+
+
+class BiasLedger(Protocol):
+    """What takes note of the biases that a gradient meets."""
+
+    def add(self, place: str, g: Tensor, bias: Tensor | None, rows: slice) -> None:
+        """Note ``g[i] . bias`` for ``rows``; ``bias`` is ``[d]``, or ``[b, i, d]`` with these ``i``."""
+
+    def credit(self, scores: Tensor, rows: slice) -> None:
+        """Note scores ``[b, m, k]`` that are the tokens' own under every rule, for the tokens ``rows``."""
+
+
+def pull_norm(norm: Norm, g: Tensor, rows: slice) -> Tensor:
+    """Back through the linear part of a norm; ``[b, m, i, d]`` to the same."""
+    std = norm.std[:, None, rows, None]
+    g = g / std if norm.weight is None else (g * norm.weight).div_(std)
+    return g.sub_(g.mean(-1, keepdim=True)) if norm.centre else g
+
+
+def pull_feed_forward(op: FeedForward, g: Tensor, rows: slice, config: DecompXConfig, ledger: BiasLedger) -> Tensor:
+    """Back through a feed-forward network, in blocks of rows; ``[b, m, i, d]`` to the same."""
+    ledger.add("ffn.out", g, op.b_out, rows)
+    b, m, n_rows, _ = g.shape
+    out = g.new_empty(b, m, n_rows, op.w_in.shape[0])
+    row_bytes = b * m * op.w_out.shape[0] * g.element_size()
+    for block in blocks(n_rows, _most_bytes(g, CPU_HIDDEN_BYTES) // row_bytes):
+        positions = slice(rows.start + block.start, rows.start + block.stop)
+        hidden = g[:, :, block] @ op.w_out.T  # [b, m, i, f]
+        if op.value is None or op.w_gate is None:
+            out[:, :, block] = _pull_activation(op, hidden, positions, config, ledger)
+        else:
+            value = op.value[:, positions]
+            out[:, :, block] = _pull_gated(op, op.w_gate, value, hidden, positions, config, ledger)
+    return out
+
+
+def pull_convolution(
+    op: Convolution, g: Tensor, rows: slice, config: DecompXConfig, ledger: BiasLedger
+) -> tuple[Tensor, slice]:
+    """Back through a convolution to the embedding; ``[b, m, i, d]`` of ``rows`` to ``[b, m, j, d]`` of other rows."""
+    activation = get_activation(op.activation)
+    slope, intercept = linear_piece(activation, op.preactivation[:, rows], config.activation)
+    ledger.add("convolution.intercept", g, intercept, rows)
+    g = g * slope.unsqueeze(1)
+    ledger.add("convolution.in", g, op.bias, rows)
+    return op.transposed(g, rows)
+
+
+def _pull_activation(op: FeedForward, hidden: Tensor, rows: slice, config: DecompXConfig, ledger: BiasLedger) -> Tensor:
+    """``act(x W_1 + b_1)`` as ``slope * (x W_1 + b_1) + intercept``."""
+    activation = get_activation(op.activation)
+    slope, intercept = linear_piece(activation, op.preactivation[:, rows], config.activation)
+    ledger.add("ffn.intercept", hidden, intercept, rows)
+    hidden.mul_(slope.unsqueeze(1))
+    ledger.add("ffn.in", hidden, op.b_in, rows)
+    return hidden @ op.w_in.T
+
+
+def _pull_gated(
+    op: FeedForward,
+    w_gate: Tensor,
+    value: Tensor,
+    hidden: Tensor,
+    rows: slice,
+    config: DecompXConfig,
+    ledger: BiasLedger,
+) -> Tensor:
+    """``act(G) * U`` with ``act(G)`` frozen, or half of it through ``G``, half through ``U`` (``value``)."""
+    activation, zeta = get_activation(op.activation), op.preactivation[:, rows]
+    if config.gate == "value":
+        hidden.mul_(activation(zeta).unsqueeze(1))
+        ledger.add("ffn.in", hidden, op.b_in, rows)
+        return hidden @ op.w_in.T
+    slope, intercept = linear_piece(activation, zeta, config.activation)
+    ledger.add("ffn.intercept", hidden, None if intercept is None else 0.5 * intercept * value, rows)
+    through_gate = hidden * (0.5 * slope * value).unsqueeze(1)
+    ledger.add("ffn.gate", through_gate, op.b_gate, rows)
+    through_value = hidden.mul_((0.5 * activation(zeta)).unsqueeze(1))
+    ledger.add("ffn.in", through_value, op.b_in, rows)
+    return through_value @ op.w_in.T + through_gate @ w_gate.T
+
+
+def pull_attention(op: Attention, g: Tensor, rows: slice, ledger: BiasLedger, *, value_bias_rides: bool) -> Tensor:
+    """Back through an attention; ``[b, m, i, d]`` of the target positions ``rows`` to ``[b, m, j, d]`` of all.
+
+    Args:
+        value_bias_rides: whether the value bias of position ``j`` is token ``j``'s own (the released code, in its
+            first layer); else ``b_V W_O + b_O`` is one bias of the target position.
+    """
+    ledger.add("attention", g, op.b_out if value_bias_rides else op.bias(), rows)
+    mixed = (g @ op.w_out.T).unflatten(-1, (op.heads, -1))  # [b, m, i, h, v]
+    values = pull_mix(op.pattern, mixed, rows).flatten(-2)  # [b, m, j, (g v)]
+    if value_bias_rides and op.b_value is not None:
+        ledger.credit(values @ op.b_value, slice(0, values.shape[2]))
+    return values @ op.w_value.T
+
+
+def pull_mix(pattern: AttentionPattern, g: Tensor, rows: slice) -> Tensor:
+    """``sum_i alpha[h,i,j] g[i,h]``, summed over the heads that read the same key-value head.
+
+    The weights are made in blocks of target positions, and serve all directions at once: ``m + 1`` products of
+    ``N^2 v`` per head. (The backward pass of a fused attention gives the same with query and key detached, but
+    recomputes the weights for each direction, and the unwanted gradients with it: ``5 m + 2`` products.)
+
+    Args:
+        g: ``[b, m, i, h, v]``, of the target positions ``rows``.
+
+    Returns:
+        ``[b, m, j, g, v]``, of all positions.
+    """
+    b, m, n_rows, heads, size = g.shape
+    kv_heads, n = pattern.key.shape[1:3]
+    group, most_bytes = heads // kv_heads, _most_bytes(g, CPU_ALPHA_BYTES)
+    at_once = most_bytes // (b * group * min(n_rows, MIX_ROWS) * n * g.element_size())
+    out = g.new_empty(b, m, n, kv_heads, size)
+    for kv in blocks(kv_heads, at_once):
+        part = g[:, :, :, kv.start * group : kv.stop * group].permute(0, 3, 2, 1, 4)  # [b, h, i, m, v]
+        out[:, :, :, kv] = (
+            _pull_heads(pattern.of_heads(kv), part.flatten(-2), rows, most_bytes)
+            .unflatten(-1, (m, size))
+            .permute(0, 3, 2, 1, 4)
+        )
+    return out
+
+
+def _pull_heads(pattern: AttentionPattern, g: Tensor, rows: slice, most_bytes: int) -> Tensor:
+    """The same for ``g`` as ``[b, h, i, (m v)]``, all heads at once; ``[b, g, j, (m v)]``."""
+    b, _, _, width = g.shape
+    kv_heads, n = pattern.key.shape[1:3]
+    out = g.new_zeros(b * kv_heads, n, width)
+    for block, columns, alpha in pattern.blocks(rows, most_bytes):
+        part = g[:, :, block.start - rows.start : block.stop - rows.start]
+        # The heads of a group follow each other, so they join the positions as one axis to be summed over.
+        part = part.reshape(b * kv_heads, -1, width)
+        alpha = alpha.reshape(b * kv_heads, -1, alpha.shape[-1])
+        out[:, columns].baddbmm_(alpha.transpose(1, 2), part)
+    return out.view(b, kv_heads, n, width)
+
+
+def pull_head_step(step: HeadStep, place: str, g: Tensor, config: DecompXConfig, ledger: BiasLedger) -> Tensor:
+    """Back through one step ``norm(act(x W + b))`` of a head; ``[b, m, 1, c]`` to ``[b, m, 1, d]``."""
+    rows = slice(0, 1)
+    if step.norm is not None:
+        ledger.add(f"{place}.norm", g, step.norm.bias, rows)
+        g = pull_norm(step.norm, g, rows)
+    if step.activation is not None:
+        slope, intercept = head_piece(step, config)
+        ledger.add(f"{place}.intercept", g, None if intercept is None else intercept[:, None], rows)
+        g = g * slope[:, None, None]
+    ledger.add(place, g, step.bias, rows)
+    return g if step.weight is None else g @ step.weight.T

@@ -1,0 +1,450 @@
+"""The adjoint engine: exact scores without the decomposition, for biases whose shares do not depend on it.
+
+The rules ``none``, ``bias_token``, ``equal`` and ``cls`` share a bias by numbers that are known beforehand. Then every
+component is affine in the decomposed vectors, and so is a logit, or any direction over the classes:
+
+    y = sum_k score[k] + sum_(sites, i) g[i] . b,      score[k] = x[k] . dy/dx[k],      g[i] = dy/d(site)[i]
+
+One forward pass gives the constants. One pass back through the transposes (:mod:`.pullback`), all directions together,
+gives ``dy/dx``, and ``g`` at every site, that is, wherever a bias ``b`` is added. To rounding that is what carrying the
+``X[i,k]`` forward gives, without their ``N x N x d`` numbers. The rules then say whose ``g[i] . b`` is:
+
+    none    nobody's            bias_token    one more source's
+    cls     the first token's   equal         the sources' that reach i, in equal parts
+
+Which sources reach a position follows from who attends whom: a range of them (:class:`.reach.Reach`).
+
+Memory: the inputs of the sublayers, one layer's constants, the gradients of as many directions as fit in a bounded
+workspace, and that; linear in ``N``.
+Time: the forward pass, the queries, keys and pre-activations once more where they were not kept, and the transposes.
+With a recorded linearisation (:mod:`..linearize.record`) the forward pass is the user's own; with another one there is
+a second, which computes every layer from its weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from ...config import LINEAR_BIAS_RULES, DecompXConfig
+from ...errors import InputError, OptionError
+from ...linearize.layer import (
+    KEEP_BYTES,
+    Attention,
+    Convolution,
+    FeedForward,
+    HoldsLayers,
+    Linearization,
+    LinearizedLayer,
+    Norm,
+    Shelf,
+    Sublayer,
+)
+from ..accuracy import Conditioning
+from ..attribution import Attribution, SiteShare
+from ..bias import add_bias
+from ..blocks import blocks
+from ..dtype_range import finite
+from ..reach import Reach, active_ops, equal_shares_at_head, reach_after, reach_of_convolution
+from .pullback import pull_attention, pull_convolution, pull_feed_forward, pull_head_step, pull_norm
+
+
+@torch.no_grad()
+def attribute(
+    linearization: Linearization,
+    config: DecompXConfig,
+    *,
+    directions: Tensor | None = None,
+    sites: bool = True,
+    checkpoint_every: int | None = None,
+) -> Attribution:
+    """Scores by one pull-back of each direction: ``score[k] = x[k] . dy/dx[k]``, and shares of ``g . b``.
+
+    Args:
+        linearization: a model on one batch of equally long inputs.
+        config: a rule of ``none``, ``bias_token`` (perhaps with a split), ``equal``, ``cls``; ``head=True``,
+            ``aggregation="vector"`` and no stages. All else is free.
+        directions: ``[m, c]``, what to explain: ``y = sum_c direction[c] logit[c]``, such as the difference
+            of two classes. ``None``: every class.
+        sites: whether to tell what the biases of each place add, and what each component carries. With the rules
+            ``none`` and ``bias_token`` the scores and the sites sum to ``y``; with the others the sites are part of
+            the scores already.
+        checkpoint_every: keep only the input of every so manieth layer, and compute everything else a second time:
+            less memory, for one or two more forward passes. ``None``: keep the inputs of all sublayers. What a
+            linearisation recorded is let go, but it was held until then: for the least memory, record nothing.
+
+    Returns:
+        ``scores`` ``[b, k, m]``, ``bias_token`` ``[b, m]``, ``gap`` ``[b]``, and ``sites`` in forward order,
+        each with its ``value`` ``[b, m]``; in the dtype of the linearisation.
+
+    Raises:
+        OptionError: for an option that needs the decomposed vectors; names the engine that has it.
+        InputError: for directions of a wrong shape, or not finite.
+        NumericalError: if the numbers leave the range of the dtype; names a wider one.
+
+    Source: DecompX (ACL 2023), section 3, where its biases are shared by known numbers.
+    """
+    _check_options(config, checkpoint_every)
+    x, logits = linearization.embedding, linearization.logits
+    wanted = _check_directions(directions, logits)
+    classes = torch.eye(logits.shape[1], dtype=x.dtype, device=x.device)
+    # A split is weighed by the vectors over all classes. And many directions are cheaper had from the classes.
+    by_class = wanted is None or config.bias_token_split is not None or len(wanted) >= len(classes)
+    pulled = classes if wanted is None or by_class else wanted
+
+    tape = _Tape(linearization, config, checkpoint_every)
+    parts = list(blocks(len(pulled), directions_at_once(x.shape[0], x.shape[1], x.shape[2], x.element_size())))
+    conditioning = Conditioning(x.dtype)
+    found = [
+        _pull(tape, pulled[part], x, config, conditioning, sites=sites, first=n == 0, last=n == len(parts) - 1)
+        for n, part in enumerate(parts)
+    ]
+    scores, bias_token, shares, components = _side_by_side(found)
+    if config.bias_token_split is not None:
+        shares_at_head = tape.equal_shares_at_head() if config.bias_token_split == "equal" else None
+        scores, bias_token = add_bias(scores, bias_token, config.bias_token_split, shares=shares_at_head), None
+    if by_class and wanted is not None:
+        components = {name: value @ wanted.T for name, value in components.items()}
+        scores, bias_token = scores @ wanted.T, None if bias_token is None else bias_token @ wanted.T
+        shares = [SiteShare(share.layer, share.place, share.value @ wanted.T) for share in shares]
+    total = scores.sum(1) if bias_token is None else scores.sum(1) + bias_token
+    truth = logits if wanted is None else logits @ wanted.T
+    gap = (total - truth).abs().amax(-1).double()
+    result = Attribution(
+        scores.contiguous(),
+        bias_token,
+        gap,
+        sites=tuple(shares) if sites else None,
+        components=components,
+        expected_error=conditioning.estimate,
+    )
+    return finite(result, x.dtype)
+
+
+#: Gradients of so many bytes are pulled back at once, with what is made of them; further directions wait. What is
+#: gained by more of them, attention weights that serve them all, is small by then.
+GRADIENT_BYTES = 256 << 20
+
+#: Tensors of the size of the gradient that are held at once: itself, its branch, the steps of an
+#: attention, and its product with the state.
+GRADIENTS_HELD = 7
+
+
+def directions_at_once(b: int, n: int, d: int, item: int) -> int:
+    """How many directions are pulled back together through ``b`` inputs of ``n`` positions."""
+    return max(GRADIENT_BYTES // (GRADIENTS_HELD * b * n * d * item), 1)
+
+
+#: Scores ``[b, k, m]``, the bias token ``[b, m]``, the sites, and the components of some directions.
+_Pulled = tuple[Tensor, Tensor | None, list[SiteShare], dict[str, Tensor]]
+
+
+def _pull(
+    tape: _Tape,
+    directions: Tensor,
+    x: Tensor,
+    config: DecompXConfig,
+    conditioning: Conditioning,
+    *,
+    sites: bool,
+    first: bool,
+    last: bool,
+) -> _Pulled:
+    """Some directions ``[m, c]`` back through the whole model; whether that reads the tape first, or last."""
+    ledger = _Ledger(x.shape[0], len(directions), x.shape[1], config, like=x, keep_sites=sites)
+    g, rows = _pull_head(tape, directions, config, ledger)
+    for layer, reach in tape.backwards(keep=not last):
+        if first:
+            conditioning.note(layer)
+        g, rows = _pull_layer(layer, reach, g, rows, config, ledger)
+    ledger.credit((g * x[:, None, rows]).sum(-1), rows)
+    return ledger.total_scores().transpose(1, 2), ledger.bias_token, ledger.shares(), ledger.components
+
+
+def _side_by_side(found: list[_Pulled]) -> _Pulled:
+    """What was found for each block of directions, as if they had been one."""
+    if len(found) == 1:
+        return found[0]
+    scores, bias_tokens, shares, components = zip(*found, strict=True)
+    known = [bias_token for bias_token in bias_tokens if bias_token is not None]
+    return (
+        torch.cat(scores, dim=-1),
+        torch.cat(known, dim=-1) if known else None,
+        [
+            replace(same[0], value=torch.cat([share.value for share in same], dim=-1))
+            for same in zip(*shares, strict=True)
+        ],
+        {name: torch.cat([part[name] for part in components], dim=-1) for name in components[0]},
+    )
+
+
+def _check_options(config: DecompXConfig, checkpoint_every: int | None) -> None:
+    if config.bias not in LINEAR_BIAS_RULES:
+        rules = ", ".join(repr(rule) for rule in LINEAR_BIAS_RULES)
+        raise OptionError(
+            f"bias={config.bias!r} weighs a bias by the decomposed vectors, which the adjoint engine does "
+            f"not form: use the forward engine, or one of the rules {rules}"
+        )
+    for name, value, needed in (
+        ("head", config.head, True),
+        ("aggregation", config.aggregation, "vector"),
+        ("stages", config.stages, ()),
+    ):
+        if value != needed:
+            raise OptionError(
+                f"{name}={value!r} needs the decomposed vectors, which the adjoint engine does not form: use "
+                f"the reference engine, or {name}={needed!r}"
+            )
+    if checkpoint_every is not None and checkpoint_every < 1:
+        raise OptionError(f"checkpoint_every={checkpoint_every!r}: give a whole number from 1, or None")
+
+
+def _check_directions(directions: Tensor | None, logits: Tensor) -> Tensor | None:
+    if directions is None:
+        return None
+    classes = logits.shape[1]
+    if directions.ndim != 2 or directions.shape[1] != classes or len(directions) == 0:
+        raise InputError(
+            f"directions has the shape {tuple(directions.shape)}: give [m, {classes}], that is m directions "
+            f"over the {classes} classes"
+        )
+    directions = directions.to(logits)
+    if not torch.isfinite(directions).all():
+        raise InputError("directions holds NaN or infinity: give finite numbers")
+    return directions
+
+
+class _Tape:
+    """The forward pass, and what of it is needed on the way back."""
+
+    def __init__(self, linearization: Linearization, config: DecompXConfig, checkpoint_every: int | None) -> None:
+        self._linearization = linearization
+        self._every = checkpoint_every or 1
+        self._states: dict[int, Tensor] = {}
+        self._layers: dict[int, LinearizedLayer] = {}
+        self._reaches: list[Reach | None] = []
+        shelf = Shelf(KEEP_BYTES)
+        output = linearization.embedding
+        reach: Reach | None = Reach.own(output.shape[1], output.device)
+        layers = linearization.take_layers() if isinstance(linearization, HoldsLayers) else linearization.layers()
+        for layer in layers:
+            self._reaches.append(reach)
+            for sublayer in layer.sublayers:
+                reach = reach_after(sublayer, reach, config)
+            is_last = layer.index == linearization.num_layers - 1
+            if checkpoint_every is None or is_last:
+                self._layers[layer.index] = shelf.keep(layer, always=is_last)
+            if checkpoint_every is not None and layer.index % checkpoint_every == 0:
+                self._states[layer.index] = layer.input
+            output = layer.output
+        self.head = linearization.head(output)
+        self.reach_of_head = reach
+
+    def equal_shares_at_head(self) -> Tensor:
+        """``[b, k]``, an equal share for each token that reaches the position that the head reads."""
+        b, n, _ = self._linearization.embedding.shape
+        member = torch.arange(n, device=self._linearization.embedding.device).expand(b, n)
+        dtype = self._linearization.embedding.dtype
+        return equal_shares_at_head(self.reach_of_head, self.head.positions, member, n, dtype)
+
+    def backwards(self, *, keep: bool) -> Iterator[tuple[LinearizedLayer, Reach | None]]:
+        """The layers from the last to the first, each with what its input reaches; ``keep``: to be read once more."""
+        for index in reversed(range(len(self._reaches))):
+            layer = self._layers.get(index) if keep else self._layers.pop(index, None)
+            if layer is None:
+                layer = self._linearization.layer(index, self._state(index))
+            elif not layer.complete:
+                layer = self._linearization.restore(layer)
+            if not keep or index % self._every:
+                self._states.pop(index, None)
+            yield layer, self._reaches[index]
+
+    def _state(self, index: int) -> Tensor:
+        """The input of a layer; from the checkpoint before it, if it was not kept."""
+        for before in range(index - index % self._every, index):
+            if before + 1 not in self._states:
+                self._states[before + 1] = self._linearization.layer(before, self._states[before]).output
+        return self._states[index]
+
+
+class _Ledger:
+    """Sums what the biases add, and gives it to whom the rule says.
+
+    Shares go to ranges of sources, so they are kept as the differences from each source to the next, and
+    summed up at the end; in float64, because differences cancel.
+
+    Attributes:
+        scores: ``[b, m, k]``, of the tokens themselves.
+        bias_token: ``[b, m]`` or ``None``.
+        layer, reach: where :meth:`add` is: index of the layer (-1: the head), sources with a vector.
+        beyond: ``[k]``, True for sources after those that the head reaches, or ``None`` if there are none.
+        components: ``"name.layer"`` to ``[b, k, m]``, as :class:`Attribution` says.
+    """
+
+    def __init__(self, b: int, m: int, n: int, config: DecompXConfig, *, like: Tensor, keep_sites: bool) -> None:
+        self.scores = like.new_zeros(b, m, n)
+        self.bias_token = like.new_zeros(b, m) if config.bias == "bias_token" else None
+        self.layer = -1
+        self.reach: Reach | None = None
+        self.beyond: Tensor | None = None
+        self.components: dict[str, Tensor] = {}
+        self._rule = config.bias
+        self._steps = torch.zeros(b, m, n + 1, dtype=torch.float64, device=like.device)
+        self._sites: dict[tuple[int, str], Tensor] | None = {} if keep_sites else None
+
+    def add(self, place: str, g: Tensor, bias: Tensor | None, rows: slice) -> None:
+        """Note ``g[i] . bias`` for ``rows``; ``bias`` is ``[d]``, or ``[b, i, d]`` with these ``i``."""
+        if bias is None or (self._rule == "none" and self._sites is None):
+            return
+        share = g @ bias if bias.ndim == 1 else (g * bias.unsqueeze(1)).sum(-1)  # [b, m, i]
+        total = share.sum(-1)
+        if self._sites is not None:
+            key = (self.layer, place)
+            self._sites[key] = self._sites[key] + total if key in self._sites else total
+        if self.bias_token is not None:
+            self.bias_token += total
+        elif self._rule == "cls":
+            self._steps[..., 0] += total
+            self._steps[..., 1] -= total
+        elif self._rule == "equal":
+            self._share_equally(share.double(), rows)
+
+    def _share_equally(self, share: Tensor, rows: slice) -> None:
+        if self.reach is None:
+            self._steps[..., 0] += share.sum(-1) / self.scores.shape[-1]
+            return
+        first, end = self.reach.first[rows], self.reach.last[rows] + 1
+        each = share / (end - first)
+        self._steps.index_add_(-1, first, each)
+        self._steps.index_add_(-1, end, each, alpha=-1)
+
+    def carry(self, name: str, g: Tensor, x: Tensor, rows: slice) -> None:
+        """Note ``g[i] . x[i]``, what positions ``rows`` send through a component; ``[b, m, i, d]``, ``[b, i, d]``."""
+        if self._sites is None:
+            return
+        b, m, n = self.scores.shape
+        key = f"{name}.{self.layer}"
+        carried = self.components.setdefault(key, g.new_zeros(b, n, m))
+        carried[:, rows] += (g * x.unsqueeze(1)).sum(-1).transpose(1, 2)
+
+    def credit(self, scores: Tensor, rows: slice) -> None:
+        """Note scores ``[b, m, k]`` that are the tokens' own under every rule, for the tokens ``rows``."""
+        self.scores[:, :, rows] += scores
+
+    def total_scores(self) -> Tensor:
+        """``[b, m, k]``, the tokens' own and what the rule gave them."""
+        given = self._steps.cumsum(-1)[..., :-1]
+        if self._rule == "equal" and self.beyond is not None:
+            # All that was added has been subtracted again there, but for its rounding.
+            given = given.masked_fill(self.beyond, 0)
+        return self.scores + given.to(self.scores.dtype)
+
+    def shares(self) -> list[SiteShare]:
+        """By place, in forward order: they were met in reverse."""
+        sites = self._sites or {}
+        return [SiteShare(layer, place, value) for (layer, place), value in reversed(sites.items())]
+
+
+def _pull_head(tape: _Tape, directions: Tensor, config: DecompXConfig, ledger: _Ledger) -> tuple[Tensor, slice]:
+    """From directions ``[m, c]`` to ``dy/d(last state)`` ``[b, m, i, d]``, and the positions ``i`` of it."""
+    b, _, n = ledger.scores.shape
+    positions = list(tape.head.positions)
+    ledger.layer, ledger.reach = -1, None
+    if tape.reach_of_head is not None:  # what is read is one row, which any of these positions reaches
+        ledger.reach = tape.reach_of_head.read(positions)
+        ledger.beyond = torch.arange(n, device=directions.device) > ledger.reach.last
+    g = directions[None, :, None, :].expand(b, -1, -1, -1)
+    for number, step in reversed(list(enumerate(tape.head.steps))):
+        g = pull_head_step(step, f"head.{number}", g, config, ledger)
+    rows = slice(min(positions), max(positions) + 1)
+    if len(positions) == 1:
+        return g, rows
+    spread = g.new_zeros(b, g.shape[1], rows.stop - rows.start, g.shape[3])
+    spread[:, :, [position - rows.start for position in positions]] = g / len(positions)
+    return spread, rows
+
+
+def _pull_layer(
+    layer: LinearizedLayer,
+    reach: Reach | None,
+    g: Tensor,
+    rows: slice,
+    config: DecompXConfig,
+    ledger: _Ledger,
+) -> tuple[Tensor, slice]:
+    ledger.layer = layer.index
+    before = []
+    for sublayer in layer.sublayers:
+        before.append(reach)
+        reach = reach_after(sublayer, reach, config)
+    rides = config.variant == "released" and layer.index == 0
+    for sublayer, reach in zip(reversed(layer.sublayers), reversed(before), strict=True):
+        g, rows = _pull_sublayer(sublayer, reach, g, rows, config, ledger, value_bias_rides=rides)
+    return g, rows
+
+
+#: What the norms of each kind of sublayer are called as places of biases.
+NORMS_OF = {"attention": "ln1", "ffn": "ln2", "convolution": "convolution.norm"}
+
+
+def _pull_sublayer(
+    sublayer: Sublayer,
+    reach: Reach | None,
+    g: Tensor,
+    rows: slice,
+    config: DecompXConfig,
+    ledger: _Ledger,
+    *,
+    value_bias_rides: bool,
+) -> tuple[Tensor, slice]:
+    """Back through ``x <- post_norm(x + out_norm(sum_op op(pre_norm(x))))``; ``reach`` is that of ``x``."""
+    kind = sublayer.kind
+    name, with_norms = NORMS_OF[kind], config.ln1 if sublayer.has_attention else config.ln2
+
+    def pull(norm: Norm | None, place: str, g: Tensor, rows: slice) -> Tensor:
+        if norm is None or not with_norms:
+            return g
+        ledger.add(place, g, norm.bias, rows)
+        return pull_norm(norm, g, rows)
+
+    x = sublayer.input
+    ledger.reach = reach_after(sublayer, reach, config)
+    g = pull(sublayer.post_norm, name, g, rows)
+    branch = pull(sublayer.out_norm, f"out_{name}", g, rows)
+    u, u_rows = None, rows
+    if x is not None:
+        ledger.carry(f"{kind}_residual", g, x[:, rows], rows)
+        normed = sublayer.pre_norm.linear(x) if sublayer.pre_norm is not None and with_norms else x
+    # Attention first: it reads all positions, and the others add to some of them.
+    for op in sorted(active_ops(sublayer, config), key=lambda op: isinstance(op, FeedForward)):
+        if isinstance(op, Attention):
+            ledger.reach = None if reach is None else reach.through(op.pattern)
+            part = pull_attention(op, branch, rows, ledger, value_bias_rides=value_bias_rides)
+            if x is not None:
+                ledger.carry("attention", part, normed, slice(0, part.shape[2]))
+            u, u_rows = part if u is None else u.add_(part), slice(0, part.shape[2])
+        elif isinstance(op, Convolution):  # back to the embedding at once, whose vectors are the tokens' own
+            ledger.reach = reach_of_convolution(op)
+            part, tokens = pull_convolution(op, branch, rows, config, ledger)
+            ledger.credit((part * op.embedding[:, None, tokens]).sum(-1), tokens)
+            ledger.carry("convolution", part, op.embedding[:, tokens], tokens)
+        else:
+            ledger.reach = reach
+            part = pull_feed_forward(op, branch, rows, config, ledger)
+            if x is not None:
+                ledger.carry("ffn", part, normed[:, rows], rows)
+            u = part if u is None else _add_rows(u, part, rows, u_rows)
+    if u is None:
+        return g, rows
+    ledger.reach = reach
+    u = pull(sublayer.pre_norm, f"pre_{name}", u, u_rows)
+    return _add_rows(u, g, rows, u_rows), u_rows
+
+
+def _add_rows(u: Tensor, part: Tensor, rows: slice, u_rows: slice) -> Tensor:
+    """Add the positions ``rows`` to the positions ``u_rows`` that hold them, in place."""
+    u[:, :, rows.start - u_rows.start : rows.stop - u_rows.start] += part
+    return u

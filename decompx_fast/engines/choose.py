@@ -1,0 +1,265 @@
+"""Which engine answers, and asking it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from ..config import LINEAR_BIAS_RULES, DecompXConfig
+from ..errors import OptionError, PlanError
+from ..linearize.layer import Linearization
+from ..ops import registry
+from . import reference
+from .accuracy import score_error
+from .adjoint import run as adjoint
+from .adjoint.plan import AdjointPlan
+from .attribution import Attribution
+from .dtype_range import finite
+from .forward import run as forward
+from .forward.plan import ModelShape, plan
+
+EngineChoice = Literal["auto", "reference", "forward", "adjoint"]
+ENGINES: tuple[EngineChoice, ...] = ("auto", "reference", "forward", "adjoint")
+CHECKS = ("standard", "thorough")
+PATHS = ("auto", "direct", "operator")
+
+
+#: For inputs of up to so many tokens the forward engine's linearisation is recorded too: to compute each layer a second
+#: time from its weights is then a good part of the whole, and what is held instead is little.
+RECORDED_TOKENS = 64
+
+
+#: Where the adjoint engine can answer too, the forward engine is not chosen for a state of more than so many bytes.
+STATE_BYTES = 1 << 30
+
+
+def records(engine: str, tokens: int) -> bool:
+    """Whether the linearisation is made of what the model multiplies (:mod:`.linearize.record`)."""
+    return engine == "adjoint" or (engine == "forward" and tokens <= RECORDED_TOKENS)
+
+
+@dataclass(frozen=True)
+class Execution:
+    """How the forward engine computes.
+
+    Attributes:
+        path: ``direct``, ``operator`` or ``auto``, as for :func:`decompx_fast.engines.forward.run.attribute`.
+        backend: of the ops: ``auto``, or a backend's name.
+        workspace_bytes: memory it may take besides the state; ``None`` for its default.
+    """
+
+    path: str = "auto"
+    backend: str = "auto"
+    workspace_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.path not in PATHS:
+            raise OptionError(f"path={self.path!r} is not a path: use one of {', '.join(map(repr, PATHS))}")
+        names = registry.backend_names()
+        if self.backend not in names:
+            raise OptionError(f"backend={self.backend!r} is not a backend: use one of {', '.join(map(repr, names))}")
+        size = self.workspace_bytes
+        if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
+            raise OptionError(f"workspace_bytes={size!r}: use a whole number of bytes from 1, or None")
+
+
+def choose_engine(engine: str, config: DecompXConfig, *, grouped: bool, rows: bool = False) -> str:
+    """The engine that will compute: the named one, or the fastest that can answer; see also :func:`cheaper_engine`.
+
+    Args:
+        engine: one of :data:`ENGINES`.
+        config: what is asked.
+        grouped: whether sources are groups of tokens.
+        rows: whether target positions are asked for.
+
+    Raises:
+        OptionError: if there is no such engine, or the named one cannot answer, with the reason.
+    """
+    if engine not in ENGINES:
+        raise OptionError(f"engine={engine!r} is not an engine: use one of {', '.join(map(repr, ENGINES))}")
+    if rows and engine == "reference":
+        raise OptionError("positions needs the forward engine: leave engine out, or use stages='encoder' instead")
+    refusal = adjoint_refusal(config, grouped=grouped, rows=rows)
+    if engine == "adjoint" and refusal is not None:
+        raise OptionError(f"engine='adjoint' cannot answer: {refusal}")
+    if engine == "forward" or rows:
+        forward.check_options(config)
+    if rows:
+        return "forward"
+    if engine != "auto":
+        return engine
+    if refusal is None:
+        return "adjoint"
+    try:
+        forward.check_options(config)
+    except OptionError:
+        return "reference"
+    return "forward"
+
+
+#: The adjoint engine tells more, so ``auto`` leaves it only where the forward engine needs so many times fewer
+#: operations.
+CLEARLY_CHEAPER = 2
+
+#: Up to so many directions cost little in any case, and ``auto`` stays with the engine that tells more.
+FEW_DIRECTIONS = 16
+
+
+@functools.lru_cache(maxsize=512)
+def cheaper_engine(
+    shape: ModelShape, config: DecompXConfig, *, tokens: int, sources: int | None, directions: int
+) -> str:
+    """``adjoint`` or ``forward``, for a question that both answer: one pull-back for each direction, or one vector for
+    each source at every position.
+
+    Args:
+        shape, config: the model and the options.
+        tokens: of an input.
+        sources: how many groups they form; ``None``: each is its own.
+        directions: how many are explained.
+    """
+    if directions <= max(FEW_DIRECTIONS, tokens if sources is None else sources):
+        return "adjoint"
+    cpu = torch.device("cpu")  # operations are the same everywhere
+    carried = plan(shape, tokens, sources, config=config, device=cpu)
+    pulled = AdjointPlan(shape, tokens, 1, directions, torch.float32, config, cpu)
+    by_adjoint = pulled.total_flops - pulled.flops["forward pass"]
+    clearly = CLEARLY_CHEAPER * carried.total_flops < by_adjoint
+    return "forward" if clearly and carried.state_bytes <= STATE_BYTES else "adjoint"
+
+
+def measure_error(
+    result: Attribution,
+    engine: str,
+    linearization: Remade,
+    config: DecompXConfig,
+    *,
+    sources: Tensor | None,
+    directions: Tensor | None,
+    execution: Execution,
+) -> Tensor:
+    """What the scores of :func:`attribute` are wrong by, ``[b]``; arguments as there.
+
+    Raises:
+        PlanError: if the decomposition does not fit in float64.
+    """
+    plain = config.replace(stages=[])
+
+    def again(wider: Linearization) -> Attribution:
+        return attribute(
+            engine,
+            wider,
+            plain,
+            dtype=torch.float64,
+            sources=sources,
+            directions=directions,
+            execution=replace(execution, backend="auto"),
+        )
+
+    try:
+        return score_error(result, linearization.again, again, linearization.embedding, linearization.model_dtype)
+    except PlanError as error:
+        raise PlanError(f"check='thorough' computes once more in float64: {error}") from error
+
+
+class Remade(Linearization, Protocol):
+    """A linearisation that can be made once more from another embedding."""
+
+    @property
+    def model_dtype(self) -> torch.dtype: ...
+
+    def again(self, embedding: Tensor) -> Linearization: ...
+
+
+def adjoint_refusal(config: DecompXConfig, *, grouped: bool, rows: bool = False) -> str | None:
+    """Why the adjoint engine cannot answer, or ``None``: it needs scores that are linear in the inputs."""
+    if config.bias not in LINEAR_BIAS_RULES:
+        return (
+            f"bias={config.bias!r} weighs biases by the vectors; it answers {', '.join(map(repr, LINEAR_BIAS_RULES))}"
+        )
+    if not config.head or config.aggregation != "vector":
+        return "it explains logits, so it needs head=True and aggregation='vector'"
+    if rows:
+        return "it forms no vectors of target positions; leave positions out"
+    if config.stages:
+        return "it forms no intermediate stages; leave stages out"
+    if grouped and (config.bias == "equal" or config.bias_token_split is not None):
+        return "shares among groups are not sums of shares among tokens; use tokens as sources, or another bias rule"
+    return None
+
+
+def attribute(
+    engine: str,
+    linearization: Linearization,
+    config: DecompXConfig,
+    *,
+    dtype: torch.dtype | None,
+    sources: Tensor | None,
+    directions: Tensor | None,
+    execution: Execution,
+    positions: Sequence[int] = (),
+) -> Attribution:
+    """Ask one engine for the scores of some directions over the classes.
+
+    Args:
+        engine: from :func:`choose_engine`.
+        linearization: a model on a batch.
+        config: the options.
+        dtype: of the decomposed state, where the engine has one.
+        sources: ``[b, i]`` group of each token, or ``None``.
+        directions: ``[m, C]`` float64; ``None`` for the classes themselves.
+        execution: how the forward engine computes.
+        positions: target positions whose vectors are wanted, of the forward engine.
+
+    Returns:
+        Scores ``[b, k, m]``; without a head, norms ``[b, k, 1]``.
+    """
+    if engine == "adjoint":
+        columns = None if directions is None else directions.to(linearization.embedding)
+        result = adjoint.attribute(linearization, config, directions=columns)
+        return result if sources is None else _grouped(result, sources)
+    if engine == "forward":
+        result = forward.attribute(
+            linearization,
+            config,
+            dtype=dtype,
+            sources=sources,
+            positions=positions,
+            path=execution.path,
+            backend=execution.backend,
+            workspace_bytes=execution.workspace_bytes,
+        )
+    else:
+        result = reference.attribute(linearization, config, dtype=dtype, sources=sources)
+    if directions is None or not config.head:
+        return result
+    return finite(_select(result, directions), result.scores.dtype)
+
+
+def _grouped(result: Attribution, sources: Tensor) -> Attribution:
+    """Scores of groups: where they are linear in the inputs, the sums of those of their tokens."""
+    shape = (result.scores.shape[0], int(sources.max()) + 1, result.scores.shape[2])
+    index = sources.unsqueeze(-1).expand_as(result.scores)
+
+    def group(values: Tensor) -> Tensor:
+        return values.new_zeros(shape).scatter_add_(1, index, values)
+
+    components = {name: group(value) for name, value in result.components.items()}
+    return replace(result, scores=group(result.scores), components=components)
+
+
+def _select(result: Attribution, directions: Tensor) -> Attribution:
+    """Directions over the classes, from the scores of all classes; in float64, which no reduced precision touches."""
+
+    def select(values: Tensor) -> Tensor:
+        return (values.double() @ directions.to(values.device).T).to(values.dtype)
+
+    bias_token = None if result.bias_token is None else select(result.bias_token)
+    sites = result.sites and tuple(replace(site, value=select(site.value)) for site in result.sites)
+    components = {name: select(value) for name, value in result.components.items()}
+    return replace(result, scores=select(result.scores), bias_token=bias_token, sites=sites, components=components)

@@ -1,0 +1,326 @@
+"""What an explanation takes: bytes held at the same time, and floating-point operations, as formulas of its sizes.
+
+Each number of bytes follows the allocations of one phase of the engine, the plain-PyTorch twins of the ops included.
+Phases do not overlap, so the peak is the state, the buffer that the blocks are cut from, and the largest phase.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ...config import DecompXConfig
+from ...linearize.layer import KEEP_BYTES
+from ...ops.backends.products import WIDENED_NUMBERS, copied_numbers, kind_of
+from ..blocks import block_length, wide
+from ..shape import ModelShape
+
+#: How many numbers per position and source the sharing of one bias holds at once: dots, weights, their sum, the
+#: quotient, and the equal shares that replace it where the sum is zero.
+SHARING_TEMPORARIES = 6
+
+#: How many tensors of the size of the FFN hidden an activation such as GELU holds while it is computed.
+ACTIVATION_TEMPORARIES = 4
+
+#: Rows that the twin of `mixing` takes at once where keys can be skipped.
+MASKED_ROWS = 128
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """How much is computed at once: sources of a mixing, rows of attention weights, and rows of each path."""
+
+    sources: int
+    alpha_rows: int
+    direct_rows: int
+    operator_rows: int
+
+
+SMALLEST = Blocks(1, 1, 1, 1)
+
+
+@dataclass(frozen=True)
+class Costs:
+    """The sizes of one request.
+
+    Attributes:
+        shape: of the model.
+        n, k, batch: positions, sources (a bias token is one), inputs at once.
+        grouped: whether sources are groups of tokens.
+        dtype: of the state.
+        config: the options.
+        twins: whether the ops that multiply matrices run in plain PyTorch, which makes intermediate results.
+        row_twins: whether the ops on single vectors do.
+        widens: kinds of products (:func:`..ops.products.kind_of`) that are taken in float32, in half precisions.
+        copies: kinds of products whose results a library makes apart.
+        one_op: whether a plain network is one op, which forms no hidden layer.
+        recorded: whether the linearisation holds all layers (:mod:`..linearize.record`).
+    """
+
+    shape: ModelShape
+    n: int
+    k: int
+    batch: int
+    grouped: bool
+    dtype: torch.dtype
+    config: DecompXConfig
+    twins: bool
+    row_twins: bool = True
+    widens: frozenset[str] = frozenset()
+    copies: frozenset[str] = frozenset()
+    one_op: bool = False
+    recorded: bool = False
+
+    @property
+    def positions(self) -> int:
+        return self.batch * self.n
+
+    @property
+    def state_bytes(self) -> int:
+        return self.positions * self.k * self.shape.d * self.dtype.itemsize
+
+    @property
+    def keeps_rows(self) -> bool:
+        """Whether the last layer is wanted whole."""
+        return self.shape.reads_all or not {"encoder", "aggregated"}.isdisjoint(self.config.stages)
+
+    @property
+    def starts_diagonal(self) -> bool:
+        """Whether the first attention is computed from the diagonal of the state."""
+        whole = self.shape.layers > 1 or self.keeps_rows
+        return whole and self.shape.starts_with_attention and not self.shape.keeps_branch(self.config)
+
+    @property
+    def fused(self) -> bool:
+        """Whether the networks of this model are computed by one op."""
+        return self.one_op and not self.shape.gated
+
+    @property
+    def item(self) -> int:
+        return self.dtype.itemsize
+
+    @property
+    def constant(self) -> int:
+        """Bytes of a number of the linearisation."""
+        return 8 if self.dtype is torch.float64 else 4
+
+    @property
+    def wide(self) -> int:
+        return wide(self.dtype).itemsize
+
+    @property
+    def widened(self) -> int:
+        """Bytes of a number's float32 copy, which the twins make of half precisions."""
+        return self.wide if self.twins and self.item < self.wide else 0
+
+    @property
+    def row_widened(self) -> int:
+        """The same for the ops on single vectors."""
+        return self.widened if self.row_twins else 0
+
+    def product_bytes(self, rows: int, n_in: int, n_out: int) -> int:
+        """What is made while vectors are multiplied by weights: float32 copies of half precisions, or results apart."""
+        kind = kind_of(rows, n_in, n_out)
+        if kind in self.copies:
+            return self.item * copied_numbers(rows, n_in, n_out)
+        at_once = min(rows, max(WIDENED_NUMBERS // max(n_in, n_out, 1), 1))
+        return self.wide * (n_in * n_out + at_once * (n_in + n_out)) if kind in self.widens else 0
+
+    @property
+    def cast(self) -> int:
+        """Bytes of a weight's copy in the dtype of the state; 0 where the model's own is used."""
+        return 0 if self.item == self.constant else self.item
+
+    # The buffer ---------------------------------------------------------------------------------------------------
+
+    def source_width(self) -> int:
+        """Numbers in the buffer for each source of a block, at all positions."""
+        s = self.shape
+        values, mixed = s.kv_heads * s.head_size, s.heads * s.head_size
+        return self.positions * (max(s.d, mixed) + max(s.d, values))
+
+    def direct_width(self) -> int:
+        """Numbers in the buffer for each position of a block on the direct path, all sources."""
+        s = self.shape
+        branch, networks = s.keeps_branch(self.config), s.networks if self.config.ffn else 0
+        vectors = int(s.pre_norm)
+        if networks or s.normed_branches or s.taps:
+            vectors += (not branch) + (networks > 0 and (branch or networks > 1))
+        hidden = 0 if not networks or self.fused else s.f * (2 if s.gated and self.config.gate == "half" else 1)
+        return self.k * (vectors * s.d + hidden)
+
+    def operator_width(self) -> int:
+        """Numbers in the buffer for each position of a block on the operator path."""
+        return self.shape.d * (self.shape.d + self.k)
+
+    def buffer_numel(self, blocks: Blocks, path: str) -> int:
+        rows = 1 if path == "operator" else block_length(self.positions, blocks.direct_rows)
+        numels = [block_length(self.k, blocks.sources) * self.source_width(), rows * self.direct_width()]
+        if path == "operator":
+            numels.append(block_length(self.positions, blocks.operator_rows) * self.operator_width())
+        return max(*numels, self.shape.heads * self.shape.d)
+
+    # Phases -------------------------------------------------------------------------------------------------------
+
+    def layer_bytes(self) -> int:
+        """The constants of one layer: queries, keys, pre-activations, and the true states before and after."""
+        s = self.shape
+        hidden = s.f * (s.networks + s.gated) + s.d * bool(s.taps)
+        return self.positions * self.constant * (hidden + (s.heads + s.kv_heads) * s.head_size + 2 * s.d)
+
+    def convolved_bytes(self) -> int:
+        """What the taps of a convolution give each position, and one of them while it is made."""
+        s = self.shape
+        return self.positions * s.d * (s.taps * (self.constant + self.cast) + self.constant) if s.taps else 0
+
+    def linearizing_bytes(self) -> int:
+        """While the next layer is linearised: both, and what its activation is computed from."""
+        return 2 * self.layer_bytes() + ACTIVATION_TEMPORARIES * self.positions * self.shape.f * self.constant
+
+    def shares_bytes(self) -> int:
+        """How the bias of the attention is shared, one number for each position and source."""
+        collects = self.config.variant == "paper" and self.config.bias not in ("none", "cls", "bias_token")
+        return self.positions * self.k * self.wide if collects else 0
+
+    def alpha_row_bytes(self) -> tuple[int, int]:
+        """A row of attention weights: while it is computed, and then."""
+        row = self.batch * self.shape.heads * self.n
+        return row * self.constant * (3 if self.shape.masked else 2), row * self.item
+
+    def source_bytes(self) -> int:
+        """What the mixing of a source takes beside the buffer."""
+        s = self.shape
+        dots = 2 * self.positions * self.wide if self.shares_bytes() else 0
+        if not self.twins:
+            return dots
+        rows = min(self.n, MASKED_ROWS) if s.masked else self.n
+        copies = s.head_size * (self.n * (self.item + self.widened) + rows * self.wide)
+        # Dots of half precisions read a float32 copy of one input's vectors.
+        return max(copies, dots + (self.n * s.d * self.row_widened if dots else 0))
+
+    def mixing_bytes(self, blocks: Blocks) -> int:
+        s = self.shape
+        rows = block_length(self.n, blocks.alpha_rows)
+        making, held = (rows * row for row in self.alpha_row_bytes())
+        sources = block_length(self.k, blocks.sources)
+        weights = 2 * s.d * s.heads * s.head_size * self.cast
+        queries = 2 * self.positions * s.heads * s.head_size * self.constant
+        widened_alpha = rows * self.n * self.widened
+        most = max(
+            making + queries + (held if rows < self.n else 0),
+            held + widened_alpha + sources * self.source_bytes(),
+            held + self._first_bytes(sources, rows),
+            held + self.product_bytes(sources * self.positions, s.d, s.heads * s.head_size),
+            self.shares_bytes() * SHARING_TEMPORARIES,
+        )
+        return weights + self.shares_bytes() + most
+
+    def _first_bytes(self, sources: int, rows: int) -> int:
+        if not self.starts_diagonal:
+            return 0
+        heads, vectors = self.shape.heads, 0
+        if not self.grouped:
+            vectors = sources * heads * (2 * self.shape.d + rows)
+        return self.item * (vectors + 2 * self.positions * heads * self.shape.head_size)
+
+    def direct_row_bytes(self) -> int:
+        """What a position on the direct path takes beside the buffer: its slope while biases are shared, or before."""
+        s = self.shape
+        width = max(s.f if self.config.ffn else 0, s.d)
+        temporaries = self.k * (width * self.widened + SHARING_TEMPORARIES * self.wide) if self.row_twins else 0
+        sharing = temporaries + s.f * self.constant
+        return max(sharing, (1 + ACTIVATION_TEMPORARIES) * s.f * self.constant)
+
+    def operator_row_bytes(self) -> tuple[int, int, int]:
+        """What a position on the operator path takes beside the buffer: while the shares are found, while its matrix
+        is built, and while that is applied."""
+        s = self.shape
+        sites = 5 + (self.config.activation == "linear")
+        held = (s.f + sites * s.d + sites * self.k) * self.wide
+        functionals = (4 * s.f + 9 * s.d + (sites + SHARING_TEMPORARIES) * self.k) * self.wide
+        return held + functionals + self.k * s.d * self.row_widened, held, held
+
+    def weights_bytes(self, path: str) -> int:
+        """Copies of a network's weights: cast, and on the operator path with the norms folded in."""
+        s = self.shape
+        size = s.d * s.f
+        if path == "direct":
+            return 2 * size * (self.cast + self.wide) if self.fused else size * self.cast
+        folded = 3 * size * self.wide + 3 * s.d * s.d * self.wide
+        return folded + (2 * size * (self.cast + self.item) if self.cast else 0)
+
+    def position_wise_bytes(self, blocks: Blocks, path: str) -> int:
+        weights = self.weights_bytes(path)
+        if path == "direct":
+            rows = block_length(self.positions, blocks.direct_rows)
+            if self.fused:  # the slopes, and then the product, for which the weights are laid out anew
+                slopes = rows * self.shape.f * self.constant
+                making, sharing = ACTIVATION_TEMPORARIES * slopes, rows * self.k * SHARING_TEMPORARIES * self.wide
+                return self.shares_bytes() + slopes + max(making, weights + sharing)
+            making = self.product_bytes(rows * self.k, self.shape.d, self.shape.f)
+            return self.shares_bytes() + weights + max(rows * self.direct_row_bytes(), making)
+        rows = block_length(self.positions, blocks.operator_rows)
+        finding, building, applying = (rows * row for row in self.operator_row_bytes())
+        return self.shares_bytes() + max(finding, building + weights, applying)
+
+    def row_bytes(self) -> int:
+        """The last layer at one position: the row, what is added to it, and the values of all heads."""
+        s = self.shape
+        return self.batch * self.k * s.d * (3 * self.item + self.wide) + self.k * s.heads * s.head_size * self.item
+
+    def kept_bytes(self) -> int:
+        """What stays: stages, and the embedding in the dtype of the state."""
+        stages = sum(stage in ("encoder", "aggregated") for stage in self.config.stages) * self.shape.layers
+        whole = self.config.stage_output == "vector"
+        stage = self.state_bytes if whole else self.positions * self.k * self.wide
+        return stages * stage + self.positions * self.shape.d * self.cast + self.recorded_bytes()
+
+    def recorded_bytes(self) -> int:
+        """The constants of all layers, where the linearisation holds them."""
+        return min(self.shape.layers * self.layer_bytes(), KEEP_BYTES) if self.recorded else 0
+
+    def peak_bytes(self, blocks: Blocks, path: str) -> int:
+        """The most that is allocated at one time."""
+        branch = self.state_bytes if self.shape.keeps_branch(self.config) else 0
+        return self.state_bytes + self.kept_bytes() + self.beside_bytes(blocks, path, branch)
+
+    def beside_bytes(self, blocks: Blocks, path: str, branch: int = 0) -> int:
+        """The same without the state and what stays; ``branch``: what an attention gives, where it is kept apart."""
+        phases = max(self.mixing_bytes(blocks), self.position_wise_bytes(blocks, path), self.row_bytes())
+        layer = self.layer_bytes() + self.convolved_bytes() + phases + branch
+        return self.buffer_numel(blocks, path) * self.item + max(self.linearizing_bytes(), layer)
+
+    # Operations ---------------------------------------------------------------------------------------------------
+
+    def flops(self, path: str) -> dict[str, int]:
+        """Floating-point operations of the products, by part."""
+        s = self.shape
+        rows = self.positions * self.k
+        values, mixed = s.kv_heads * s.head_size, s.heads * s.head_size
+        dense = s.layers - self.starts_diagonal - (not self.keeps_rows)
+        whole = s.layers - (not self.keeps_rows)
+        pairs = self.n * (self.n + 1) / 2 if s.masked else self.n * self.n
+        if self.grouped:
+            first = 2 * self.positions * self.n * mixed + 2 * rows * mixed * s.d
+        else:
+            first = 2 * rows * s.heads * s.d
+        networks = s.networks if self.config.ffn else 0
+        products = 3 if s.gated and self.config.gate == "half" else 2
+        direct = 2 * products * self.k * s.d * s.f * networks
+        folded = 2 * s.d * s.d * (s.f + self.k)
+        last = (
+            0
+            if self.keeps_rows
+            else self.batch * (2 * s.heads * self.n * self.k * s.d + 2 * self.k * s.d * 2 * mixed + direct)
+        )
+        parts = {
+            "first attention": first * self.starts_diagonal,
+            "projections": dense * 2 * rows * s.d * (values + mixed),
+            "mixing": dense * 2 * self.batch * pairs * self.k * mixed,
+            "position-wise": whole * self.positions * (folded if path == "operator" else direct),
+            "last row": last,
+        }
+        if s.taps:
+            parts["convolution"] = 2 * self.positions * s.taps * s.d * s.d
+        return {name: max(int(count), 0) for name, count in parts.items()}

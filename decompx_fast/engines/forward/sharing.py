@@ -1,0 +1,223 @@
+"""Sharing biases in the forward engine: in place through the ops, or by numbers collected block by block."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ...linearize.layer import Norm
+from ...ops import activation_, add_norm_, bias_shares, bias_split_, functional_dots, layernorm_, vector_shares
+from ...ops.shares import DOT_RULES, absolute_similarity, nonzero_sources, safe_norm
+from ..blocks import wide
+
+#: The rules whose shares can be known before the vectors are formed: dots are linear.
+KNOWN_BEFORE = (*DOT_RULES, "equal", "cls", "bias_token", "none")
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """How a bias reaches the sources: by a rule of the ops, to the last source (``bias_token``), or by shares that do
+    not depend on the vectors (``equal``).
+
+    Attributes:
+        rule: of the configuration.
+        backend: of the ops.
+        known: ``[1, p, k]`` under ``equal``: the shares at the positions that are worked on, float32 at least.
+    """
+
+    rule: str
+    backend: str
+    known: Tensor | None = None
+
+    def at(self, rows: slice) -> Sharing:
+        """The same at some positions of the joined axis of batch and positions."""
+        return self if self.known is None else replace(self, known=self.known[:, rows])
+
+    @property
+    def collects(self) -> bool:
+        """Whether the last source takes every bias, so that the ops share none."""
+        return self.rule == "bias_token"
+
+    @property
+    def _by_ops(self) -> bool:
+        """Whether the ops share the biases."""
+        return not self.collects and self.known is None
+
+    @property
+    def _options(self) -> dict[str, str]:
+        return {"rule": self.rule if self._by_ops else "none", "backend": self.backend}
+
+    def add_(self, x: Tensor, bias: Tensor | None) -> None:
+        """``x[i,k] <- x[i,k] + omega[i,k] bias``, weights taken from ``x`` ``[1, p, k, d]``; ``bias`` is ``[d]``."""
+        if bias is None or self.rule == "none":
+            return
+        bias = bias.to(wide(x.dtype))
+        if self._by_ops:
+            bias_split_(x, bias, **self._options)  # type: ignore[arg-type]
+        else:
+            self._put_(x, bias)
+
+    def _put_(self, x: Tensor, bias: Tensor) -> None:
+        """The same where no op is needed; ``bias`` may be ``[1, p, d]`` too."""
+        if self.collects:
+            x[..., -1, :] += bias
+        elif self.known is not None:
+            x.addcmul_(self.known.unsqueeze(-1).to(x.dtype), bias.to(x.dtype).unsqueeze(-2))
+
+    def norm_(self, x: Tensor, norm: Norm | None) -> None:
+        """Equation 7: the linear part of a norm, then its bias shared; ``norm.std`` is ``[1, p]``."""
+        if norm is None:
+            return
+        weight, bias = _to(norm.weight, x), _to(norm.bias, x)
+        shared = bias if self._by_ops else None
+        layernorm_(x, norm.std, weight, shared, centre=norm.centre, **self._options)  # type: ignore[arg-type]
+        if bias is not None and not self._by_ops:
+            self._put_(x, bias)
+
+    def add_norm_(
+        self, x: Tensor, branch: Tensor, bias: Tensor | None, norm: Norm | None, *, after_residual: bool = False
+    ) -> None:
+        """Equations 5 to 7: a branch with its bias added to ``x``, then the norm; ``branch`` is overwritten.
+
+        Args:
+            x, branch: ``[1, p, k, d]``.
+            bias: ``[d]`` or ``None``.
+            norm: with ``std`` ``[1, p]``, or ``None``.
+            after_residual: whether the bias is shared by ``x + branch`` and not by ``branch``.
+        """
+        if norm is not None and self._by_ops:
+            vectors = (_to(bias, x), norm.std, _to(norm.weight, x), _to(norm.bias, x))
+            options = {"share_after_residual": after_residual, "centre": norm.centre, **self._options}
+            add_norm_(x, branch, *vectors, **options)  # type: ignore[arg-type]
+            return
+        if not after_residual:
+            self.add_(branch, bias)
+        x += branch
+        if after_residual:
+            self.add_(x, bias)
+        self.norm_(x, norm)
+
+    def activate_(self, a: Tensor, slope: Tensor, bias: Tensor | None, intercept: Tensor | None) -> None:
+        """Equation 9: the bias before an activation, its slope ``[1, p, f]``, and its intercept shared likewise."""
+        bias, intercept = _to(bias, a), _to(intercept, a)
+        if self._by_ops:
+            activation_(a, _to(slope, a), bias, intercept=intercept, **self._options)  # type: ignore[arg-type]
+            return
+        if bias is not None:
+            self._put_(a, bias)
+        activation_(a, _to(slope, a), **self._options)  # type: ignore[arg-type]
+        if intercept is not None:
+            self._put_(a, intercept)
+
+    def shares_before(
+        self, u: Tensor, weight: Tensor, bias: Tensor | None
+    ) -> tuple[Tensor | None, Tensor | None] | None:
+        """How a bias will be shared by vectors that are not formed yet, ``a = u W``.
+
+        Args:
+            u: ``[1, p, k, d]``.
+            weight: ``W``, ``[d, f]``.
+            bias: ``[f]`` or ``None``.
+
+        Returns:
+            The bias and the shares ``[1, p, k]`` of the sources, both ``None`` where nothing is to be added; ``None``
+            where only the vectors themselves can tell, since all dots of a position are zero. The rule must be one of
+            :data:`KNOWN_BEFORE`.
+        """
+        # A bias of zeros has dots of zero, and nobody needs to know who gets it.
+        if bias is None or self.rule == "none" or not bool(bias.any()):
+            return None, None
+        dtype = wide(u.dtype)
+        if self.known is not None:
+            return bias.to(dtype), self.known.to(dtype).contiguous()
+        if self.collects or self.rule == "cls":
+            shares = torch.zeros(u.shape[:-1], dtype=dtype, device=u.device)
+            shares[..., -1 if self.collects else 0] = 1
+            return bias.to(dtype), shares
+        functional = (weight.to(dtype) @ bias.to(dtype)).expand(*u.shape[:2], 1, -1)
+        dots = functional_dots(u, functional, backend=self.backend).squeeze(-1)
+        weights = dots if self.rule == "dot" else dots.abs()
+        if bool((weights.sum(-1) == 0).any()):
+            return None
+        return bias.to(dtype), bias_shares(dots, rule=self.rule)  # type: ignore[arg-type]
+
+    def shares(self, u: Tensor, bias: Tensor) -> Tensor:
+        """``[1, p, k]``, the share of each source by the vectors ``u`` ``[1, p, k, d]``, float32 at least; for every
+        rule but ``none``."""
+        if self.collects:
+            shares = u.new_zeros(u.shape[:-1])
+            shares[..., -1] = 1
+            return shares
+        if self.known is not None:
+            return self.known
+        return vector_shares(u, bias.to(u.dtype), rule=self.rule)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class PendingBias:
+    """A bias ``[d]`` that is still to be added: by ``shares`` ``[b, i, k]`` if they are known, else by the rule."""
+
+    vector: Tensor
+    shares: Tensor | None = None
+
+    def at(self, rows: slice) -> PendingBias:
+        """The same at some positions of the joined axis of batch and positions, ``[1, p, k]``."""
+        return self if self.shares is None else PendingBias(self.vector, self.shares.flatten(0, 1)[None, rows])
+
+    def add_(self, x: Tensor, sharing: Sharing) -> None:
+        """Add it to ``x`` ``[1, p, k, d]``."""
+        if self.shares is None:
+            sharing.add_(x, self.vector)
+        else:
+            x.addcmul_(self.shares.unsqueeze(-1).to(x.dtype), self.vector.to(x.dtype))
+
+
+class ShareCollector:
+    """Collects, block of sources by block, what a rule needs in order to share a bias by vectors that do not stay.
+
+    Args:
+        bias: ``[d]``.
+        rule: one of :attr:`RULES`.
+        like: ``[b, i, k, d]``, the shape and dtype of the vectors.
+        backend: of the op that takes the dots.
+    """
+
+    #: The rules that look at vectors.
+    RULES = ("absdot", "dot", "abssim", "norm")
+
+    def __init__(self, bias: Tensor, rule: str, like: Tensor, backend: str) -> None:
+        self._bias = bias.to(wide(like.dtype))
+        self._rule = rule
+        self._backend = backend
+        self._weights = torch.zeros(like.shape[:-1], dtype=self._bias.dtype, device=like.device)
+        self._nonzero: Tensor | None = None
+
+    def add(self, z: Tensor, sources: slice) -> None:
+        """The vectors ``[b, i, k, d]`` of some sources."""
+        weights = self._weigh(z)
+        self._weights[:, :, sources] = weights
+        # Which vectors are zero matters only where the weights add up to nothing, which is rare, and costs a read.
+        if self._rule == "dot" or bool((weights.sum(-1) == 0).any()):
+            if self._nonzero is None:
+                self._nonzero = torch.ones_like(self._weights, dtype=torch.bool)
+            self._nonzero[:, :, sources] = nonzero_sources(z)
+
+    def shares(self) -> Tensor:
+        """``[b, i, k]``, adding up to one over the sources."""
+        return bias_shares(self._weights, rule="dot", nonzero=self._nonzero)
+
+    def _weigh(self, z: Tensor) -> Tensor:
+        if self._rule == "norm":
+            return safe_norm(z)
+        functional = self._bias.expand(*z.shape[:2], 1, -1)
+        dots = functional_dots(z, functional, backend=self._backend).squeeze(-1)
+        if self._rule == "abssim":
+            return absolute_similarity(z, self._bias, dots)
+        return dots if self._rule == "dot" else dots.abs()
+
+
+def _to(constant: Tensor | None, x: Tensor) -> Tensor | None:
+    """A constant in the dtype in which it is combined with ``x``."""
+    return None if constant is None else constant.to(wide(x.dtype))

@@ -1,0 +1,196 @@
+"""Loading a classifier and its tokenizer with transformers, quietly, with one clear error for each that can fail."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..errors import ModelLoadError, UnsupportedModelError
+from ..linearize.linearization import find_family, refuse_prompts
+from ..optional import import_optional
+
+#: What peft writes in place of config.json.
+ADAPTER_CONFIG = "adapter_config.json"
+
+
+def load_pretrained(path_or_id: str | os.PathLike[str], *, half: bool = False) -> tuple[nn.Module, Any]:
+    """A sequence classifier and its tokenizer, from a folder or by the id of a model hub.
+
+    Args:
+        path_or_id: a folder that ``save_pretrained`` wrote, of a model or of an adapter (peft), or a hub id.
+        half: keep weights that are stored in float16 or bfloat16 so, instead of widening them to float32.
+
+    Returns:
+        ``(model, tokenizer)``; the model in eval mode.
+
+    Raises:
+        ModelLoadError: if there is no such model, if it has no classifier or no tokenizer, or cannot be read.
+        MissingPackageError: for an adapter, if peft is not installed.
+        UnsupportedModelError: if its architecture is not supported.
+    """
+    if not isinstance(path_or_id, (str, os.PathLike)):
+        kind = type(path_or_id).__name__
+        raise ModelLoadError(f"a model is loaded by the path of its folder, or by its id, not from a {kind}")
+    name = os.fsdecode(path_or_id)
+    _check_place(name)
+    with _quiet():
+        if (Path(name) / ADAPTER_CONFIG).is_file():
+            model, base = _load_adapted(name, half=half)
+            places = [name, base]
+        else:
+            model, info = _load_classifier(name)
+            _check_weights(name, info["missing_keys"], info["mismatched_keys"])
+            model, places = _widened(model, half=half), [name]
+        tokenizer = _load_tokenizer(places)
+    return model.eval(), tokenizer
+
+
+def _load_classifier(name: str, **options: Any) -> tuple[nn.Module, Mapping[str, Any]]:
+    """A classifier of a supported architecture, and which of its weights were not loaded."""
+    from transformers import AutoModelForSequenceClassification
+
+    try:
+        # Weights of a wrong shape are let through here, to be named by the caller.
+        model, info = AutoModelForSequenceClassification.from_pretrained(
+            name,
+            dtype="auto",
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            trust_remote_code=False,
+            **options,
+        )
+    except Exception as error:
+        place = "" if Path(name).is_dir() else "there is no folder of that name, and as the id of a model: "
+        raise ModelLoadError(f"no classifier could be loaded from {name!r}: {place}{_first_line(error)}") from error
+    find_family(model)
+    return model, info
+
+
+def _widened(model: nn.Module, *, half: bool) -> nn.Module:
+    narrow = next(model.parameters()).dtype in (torch.float16, torch.bfloat16)
+    return model.float() if narrow and not half else model
+
+
+def _load_tokenizer(places: Sequence[str]) -> Any:
+    """From the first of these places that has one."""
+    from transformers import AutoTokenizer
+
+    errors = []
+    for place in places:
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=False)
+            _check_vocabulary(tokenizer)
+            return tokenizer
+        except Exception as error:
+            errors.append(error)
+    raise ModelLoadError(
+        f"the model {places[0]!r} was loaded, but not its tokenizer ({_first_line(errors[0])}): save the tokenizer in "
+        "the same folder, or load both yourself and use DecompX(model, tokenizer)"
+    ) from errors[0]
+
+
+def _load_adapted(name: str, *, half: bool) -> tuple[nn.Module, str]:
+    """An adapter's folder: its base model with the adapter merged into the weights.
+
+    Returns:
+        ``(model, base)``: and where the base model, perhaps with the tokenizer, was found.
+
+    Raises:
+        MissingPackageError: if peft is not installed.
+        ModelLoadError: if the base model, or the adapter, cannot be loaded.
+    """
+    peft = import_optional("peft", f"loading the adapter in {name!r}")
+    try:
+        base_name = peft.PeftConfig.from_pretrained(name).base_model_name_or_path
+        weights = peft.utils.load_peft_weights(name, device="cpu")
+    except Exception as error:
+        raise ModelLoadError(f"the adapter in {name!r} cannot be read: {_first_line(error)}") from error
+    if not base_name:
+        raise ModelLoadError(
+            f"{ADAPTER_CONFIG} in {name!r} does not name its base model: load both yourself with peft, and use "
+            "DecompX(model, tokenizer)"
+        )
+    if Path(name, base_name).is_dir():
+        base_name = str(Path(name, base_name))
+    saved = {key.removeprefix("base_model.model."): tensor for key, tensor in weights.items()}
+    # The head belongs to the adapter, and its number of classes is noted nowhere else.
+    heads = [len(saved[key]) for key in ("classifier.weight", "classifier.out_proj.weight") if key in saved]
+    try:
+        model, info = _load_classifier(base_name, **({"num_labels": heads[0]} if heads else {}))
+    except ModelLoadError as error:
+        raise ModelLoadError(f"the adapter in {name!r} needs its base model, and {error}") from error
+    own = set(saved)
+    mismatched = [entry for entry in info["mismatched_keys"] if entry[0] not in own]
+    _check_weights(base_name, set(info["missing_keys"]) - own, mismatched)
+    try:
+        adapted = peft.PeftModel.from_pretrained(_widened(model, half=half), name)
+        refuse_prompts(adapted)
+        return adapted.merge_and_unload(safe_merge=True), base_name
+    except UnsupportedModelError:
+        raise
+    except Exception as error:
+        raise ModelLoadError(f"the adapter in {name!r} cannot be loaded: {_first_line(error)}") from error
+
+
+def _check_place(name: str) -> None:
+    path = Path(name)
+    if not name:
+        raise ModelLoadError("the model's path is empty: give a folder, or the id of a model")
+    if path.is_file():
+        raise ModelLoadError(f"{name!r} is a file: give the folder that holds config.json and the weights")
+    if path.is_dir():
+        if not any((path / config).is_file() for config in ("config.json", ADAPTER_CONFIG)):
+            raise ModelLoadError(f"the folder {name!r} has no config.json: give one that save_pretrained wrote")
+    elif path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
+        raise ModelLoadError(f"there is no folder {name!r}: check the path")
+
+
+def _check_weights(name: str, missing_keys: Collection[str], mismatched_keys: Collection[Any]) -> None:
+    """Refuse a model some of whose weights were not loaded, and are random."""
+    wrong = sorted(mismatched_keys)
+    if wrong:
+        key, found, expected = wrong[0]
+        raise ModelLoadError(
+            f"the weights of {name!r} do not fit its config.json: {key} is {list(found)}, and the configuration "
+            f"expects {list(expected)}"
+        )
+    missing = sorted(missing_keys)
+    if missing:
+        raise ModelLoadError(
+            f"{name!r} is no trained classifier: it has no weights for {', '.join(missing[:4])}, which would be "
+            "random. Use a model fine-tuned for sequence classification"
+        )
+
+
+def _check_vocabulary(tokenizer: Any) -> None:
+    """Refuse a tokenizer without a word: transformers makes one up where the files are missing."""
+    special = set(tokenizer.all_special_tokens)
+    if all(token in special for token in tokenizer.get_vocab()):
+        raise ModelLoadError("its vocabulary is missing")
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No progress bars and no warnings from transformers; its settings restored afterwards."""
+    from transformers.utils import logging
+
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()

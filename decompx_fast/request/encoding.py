@@ -1,0 +1,406 @@
+"""Reading what the user wants explained: texts, pairs, token ids or a prepared encoding, each without padding."""
+
+from __future__ import annotations
+
+import operator
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import InputError, shown
+from ..result.failure import OF_AN_INPUT, Failure
+from ..result.tokens import BLANK
+from ..result.words import Span
+from .alignment import align
+from .cutting import kept_of_long
+from .forms import is_ids, is_pair, is_single, n_axes, no_ids, real_tokens, refusal, refuse_tables, rows, several
+from .forms import whole_numbers as whole
+from .notices import MANY_UNKNOWN, Notices
+
+#: What a model's forward may be given; everything has one entry per token.
+MODEL_INPUTS = ("input_ids", "token_type_ids", "position_ids")
+
+#: What an encoding may also hold: read here, or of no effect on the model.
+OTHER_KEYS = (
+    "attention_mask",
+    "special_tokens_mask",
+    "offset_mapping",
+    "length",
+    "labels",
+    "overflow_to_sample_mapping",
+)
+
+#: A fast tokenizer may not be called while another thread changes its truncation, which every call may do.
+_tokenizing = threading.Lock()
+
+#: Attributes of a tokenizer that hold the tokens which are no words. The unknown token is one only if it is these too.
+_SPECIAL_IDS = ("bos_token_id", "eos_token_id", "sep_token_id", "cls_token_id", "pad_token_id", "mask_token_id")
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """One input as the model takes it, without padding.
+
+    Attributes:
+        inputs: ``[i]`` int64 each, on the CPU; ``input_ids`` among them.
+        tokens: how the tokenizer writes them.
+        spans: ``(segment, start, end)`` into ``texts``, or ``None``.
+        special: whether the tokenizer added the token.
+        texts: the text, or the pair; empty if it is not known.
+        number: which input of the call it is, from 0.
+        about: what its explanation says of it besides: how long it was before it was cut, how much was unknown.
+    """
+
+    inputs: Mapping[str, Tensor]
+    tokens: tuple[str, ...]
+    spans: tuple[Span | None, ...]
+    special: tuple[bool, ...]
+    texts: tuple[str, ...]
+    number: int = 0
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+class Reader:
+    """Turns inputs into :class:`Encoded`.
+
+    Args:
+        tokenizer: a Hugging Face tokenizer, or ``None`` if only token ids and encodings will be given.
+        max_positions: how many tokens the model has positions for; ``None`` for any number.
+        sizes: of each of :data:`MODEL_INPUTS`, the first number that the model has no embedding for.
+        truncate: cut longer inputs, with a warning, instead of refusing them.
+        skip: give a :class:`Failure` for an input that cannot be read, and go on.
+        device: the model's; tensors that the user prepared must be there, everything else is moved.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        max_positions: int | None,
+        *,
+        sizes: Mapping[str, int] | None = None,
+        truncate: bool = False,
+        skip: bool = False,
+        device: torch.device | None = None,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.max_positions = max_positions
+        self.sizes = sizes or {}
+        self.truncate = truncate
+        self.skip = skip
+        self.device = device
+        self.notices = Notices(max_positions)
+        ids = {name: getattr(tokenizer, name, None) for name in _SPECIAL_IDS}
+        self.unknown_id = _unless_in(getattr(tokenizer, "unk_token_id", None), ids.values())
+        self.special_ids = set(getattr(tokenizer, "all_special_ids", ())) - {self.unknown_id}
+        self.mask_id = ids["mask_token_id"]
+
+    def read(self, items: Any) -> tuple[Iterator[Encoded | Failure], bool]:
+        """All of ``items``, lazily, and whether it was a single input.
+
+        What is worth a warning in them is said once, when all have been read or the iterator is closed.
+
+        Raises:
+            InputError: for what cannot be read, naming which one it is.
+        """
+        if isinstance(items, Mapping):
+            encoding = _Encoding(items, self._check_device)
+            return self._each(range(len(encoding)), lambda n, _: self._read_row(encoding, n)), encoding.is_single
+        refuse_tables(items)
+        if is_single(items):
+            return self._each([items], lambda n, item: self.read_one(item, "the input")), True
+        return self._each(several(items), lambda n, item: self.read_one(item, f"input {n}", n)), False
+
+    def _each(self, items: Iterable[Any], read: Callable[[int, Any], Encoded]) -> Iterator[Encoded | Failure]:
+        try:
+            for n, item in enumerate(items):
+                found: Encoded | Failure
+                try:
+                    found = read(n, item)
+                except OF_AN_INPUT as error:
+                    if not self.skip:
+                        raise
+                    found = Failure.of(n, error)
+                yield found
+        finally:
+            self.notices.say()
+
+    def read_one(self, item: Any, where: str, number: int = 0) -> Encoded:
+        """One text, pair, or sequence of token ids."""
+        if isinstance(item, str):
+            return self._read_text((item,), where, number)
+        if is_pair(item):
+            return self._read_text(tuple(item), where, number)
+        if is_ids(item):
+            self._check_device(item, where)
+            return self._finish({"input_ids": whole(item, where)}, where, number)
+        raise refusal(item, where)
+
+    def _read_text(self, texts: tuple[str, ...], where: str, number: int) -> Encoded:
+        if self.tokenizer is None:
+            raise InputError("texts need a tokenizer: use DecompX(model, tokenizer), or give token ids")
+        for text in texts:
+            if not text.strip():
+                raise InputError(f"{where} is an empty text: there is nothing to explain")
+            try:
+                text.encode("utf-8")
+            except UnicodeEncodeError as error:
+                raise InputError(f"{where} is not valid Unicode ({error.reason}): clean the text first") from error
+        encoding = self._tokenize(texts, where)
+        length = len(encoding["input_ids"])
+        if self.truncate and self._is_too_long(length):
+            encoding = self._tokenize(texts, where, truncation=True, max_length=self.max_positions)
+        inputs = {name: whole(encoding[name], where) for name in MODEL_INPUTS if name in encoding}
+        special = self._special(inputs["input_ids"], encoding.get("special_tokens_mask"))
+        if all(special):
+            raise InputError(
+                f"{where} is a text of which the tokenizer keeps nothing ({_named(''.join(texts))}): there is nothing "
+                "to explain"
+            )
+        spans = None
+        if "offset_mapping" in encoding:
+            spans = _spans(encoding, special, texts, self._names(inputs["input_ids"]))
+        return self._finish(inputs, where, number, special=special, spans=spans, texts=texts, length=length)
+
+    def _tokenize(
+        self, texts: tuple[str, ...], where: str, *, truncation: bool = False, max_length: int | None = None
+    ) -> Mapping[str, Any]:
+        """What the tokenizer says of one text or pair; any callable that gives ids will do."""
+        try:
+            with _tokenizing:
+                found = self.tokenizer(
+                    *texts,
+                    truncation=truncation,
+                    max_length=max_length,
+                    padding=False,
+                    return_special_tokens_mask=True,
+                    return_offsets_mapping=bool(getattr(self.tokenizer, "is_fast", False)),
+                    verbose=False,
+                )
+        except Exception as error:
+            raise InputError(
+                f"the tokenizer ({type(self.tokenizer).__name__}) failed on {where}: {type(error).__name__}: {error}. "
+                "It is called as a Hugging Face tokenizer is; without one, give token ids"
+            ) from error
+        if isinstance(found, Sequence) and is_ids(found):
+            return {"input_ids": found}
+        if not isinstance(found, Mapping) or "input_ids" not in found:
+            raise InputError(
+                f"the tokenizer ({type(self.tokenizer).__name__}) gave a {type(found).__name__} without input_ids for "
+                f"{where}: it must give the token ids of one text, as Hugging Face tokenizers do"
+            )
+        if n_axes(found["input_ids"]) == 2:
+            found = {name: value[0] for name, value in found.items() if name in (*MODEL_INPUTS, "special_tokens_mask")}
+        lengths = {name: len(found[name]) for name in (*MODEL_INPUTS, "special_tokens_mask") if name in found}
+        if len(set(lengths.values())) != 1:
+            raise InputError(
+                f"the tokenizer ({type(self.tokenizer).__name__}) gave parts of different lengths: {lengths}"
+            )
+        return found
+
+    def _read_row(self, encoding: _Encoding, n: int) -> Encoded:
+        where = f"row {n} of the encoding"
+        row, mask = encoding.row(n, where)
+        given = row.pop("special_tokens_mask", mask)
+        special = None if given is None else self._special(row["input_ids"], given)
+        return self._finish(row, where, n, special=special)
+
+    def _special(self, ids: Tensor, mask: Any = None) -> tuple[bool, ...]:
+        """Which tokens are no part of the text: as the tokenizer says, else by their ids. Unknown words are a part."""
+        if mask is None:
+            return tuple(int(i) in self.special_ids for i in ids.tolist())
+        flags = mask.tolist() if hasattr(mask, "tolist") else mask
+        return tuple(bool(flag) and i != self.unknown_id for flag, i in zip(flags, ids.tolist(), strict=True))
+
+    def _finish(
+        self,
+        inputs: Mapping[str, Tensor],
+        where: str,
+        number: int,
+        *,
+        special: tuple[bool, ...] | None = None,
+        spans: tuple[Span | None, ...] | None = None,
+        texts: tuple[str, ...] = (),
+        length: int | None = None,
+    ) -> Encoded:
+        """Check, cut and name the tokens of one input, which had ``length`` tokens before its tokenizer cut it."""
+        ids = inputs["input_ids"]
+        length = len(ids) if length is None else length
+        if len(ids) == 0:
+            raise InputError(f"{where} has no tokens: there is nothing to explain")
+        special = self._special(ids) if special is None else special
+        if self._is_too_long(len(ids)):
+            keep = self._kept(ids, special) if self.truncate else None
+            if keep is None:
+                raise self._too_long(len(ids), where)
+            inputs = {n: v[: len(keep)] if n == "position_ids" else v[keep] for n, v in inputs.items()}
+            special = tuple(special[k] for k in keep)
+            spans = spans and tuple(spans[k] for k in keep)
+            ids = inputs["input_ids"]
+        for name, values in inputs.items():
+            self._check_size(name, values, where)
+        if all(special):
+            raise InputError(f"{where} holds only special tokens: there is nothing to explain")
+        tokens = self._names(ids)
+        unknown = tuple(i == self.unknown_id for i in ids.tolist())
+        if spans is None and texts:
+            spans = align(tokens, special, unknown, texts, cut=length > len(ids))
+        about = self._notice(where, length, special, unknown)
+        return Encoded(inputs, tokens, spans or (None,) * len(ids), special, texts, number, about)
+
+    def _kept(self, ids: Tensor, special: tuple[bool, ...]) -> list[int] | None:
+        """Which tokens stay; a mask is a word of the text here."""
+        separators = [flag and i != self.mask_id for flag, i in zip(special, ids.tolist(), strict=True)]
+        return None if self.max_positions is None else kept_of_long(separators, self.max_positions)
+
+    def _notice(self, where: str, length: int, special: Sequence[bool], unknown: Sequence[bool]) -> dict[str, Any]:
+        """Keep what is worth a warning, and say it of the explanation."""
+        about: dict[str, Any] = {}
+        if length > len(special):
+            self.notices.cut.add(where, f"{length} tokens")
+            about["truncated_from"] = length
+        words, missing = len(special) - sum(special), sum(unknown)
+        if missing:
+            about["unknown_tokens"] = missing
+        if missing >= MANY_UNKNOWN * words:
+            self.notices.unknown.add(where, f"{missing} of {words} tokens")
+        return about
+
+    def _names(self, ids: Tensor) -> tuple[str, ...]:
+        """How the tokenizer writes each token; its number where nobody knows."""
+        if not hasattr(self.tokenizer, "convert_ids_to_tokens"):
+            return tuple(str(i) for i in ids.tolist())
+        return tuple(str(token) for token in self.tokenizer.convert_ids_to_tokens(ids.tolist()))
+
+    def _is_too_long(self, length: int) -> bool:
+        return self.max_positions is not None and length > self.max_positions
+
+    def _check_size(self, name: str, values: Tensor, where: str) -> None:
+        size = self.sizes.get(name)
+        wrong = values[(values < 0) | (values >= size)] if size is not None else values[values < 0]
+        if len(wrong):
+            allowed = "numbers from 0" if size is None else f"embeddings for 0 to {size - 1}"
+            hint = ": is this the model's own tokenizer?" if name == "input_ids" else ""
+            raise InputError(f"{where} holds {int(wrong[0])} in {name}, and the model has {allowed}{hint}")
+
+    def _check_device(self, value: Any, name: str) -> None:
+        if isinstance(value, Tensor) and self.device is not None and value.device != self.device:
+            raise InputError(
+                f"{name} is on {value.device} and the model on {self.device}: move one of them, for example with "
+                f".to({str(self.device)!r})"
+            )
+
+    def _too_long(self, length: int, where: str) -> InputError:
+        return InputError(
+            f"{where} has {length} tokens, and the model has positions for {self.max_positions}: pass truncate=True to "
+            "cut it, split the text, or use a model with more positions"
+        )
+
+
+def with_ids(inputs: Iterator[Encoded | Failure], ids: Any) -> Iterator[Encoded | Failure]:
+    """Each input with the user's name for it.
+
+    Raises:
+        InputError: for names that are no strings or whole numbers, or that are fewer or more than the inputs.
+    """
+    if isinstance(ids, (str, bytes)) or not isinstance(ids, Iterable):
+        raise InputError(f"ids={shown(ids)}: give a list with a name for each input")
+    return _named_inputs(inputs, iter(ids))
+
+
+def _named_inputs(inputs: Iterator[Encoded | Failure], ids: Iterator[Any]) -> Iterator[Encoded | Failure]:
+    for n, one in enumerate(inputs):
+        try:
+            name = next(ids)
+        except StopIteration:
+            raise InputError(f"ids holds {n} names, and there are more inputs: give one for each") from None
+        if not isinstance(name, str):
+            try:
+                name = operator.index(name)
+            except TypeError:
+                raise InputError(f"ids holds {shown(name)} for input {n}: use strings or whole numbers") from None
+        yield one if isinstance(one, Failure) else replace(one, about={"id": name, **one.about})
+    for _ in ids:
+        raise InputError("ids holds more names than there are inputs: give one for each")
+
+
+class _Encoding:
+    """A tokenizer's output for one text or several, taken apart into rows.
+
+    Args:
+        encoding: a mapping with ``input_ids``.
+        check_device: raises for a tensor, named, that is not where the model is.
+
+    Raises:
+        InputError: for parts that cannot be read.
+    """
+
+    def __init__(self, encoding: Mapping[str, Any], check_device: Callable[[Any, str], None]) -> None:
+        data = dict(encoding)
+        if "input_ids" not in data:
+            raise no_ids(data)
+        for name in data:
+            if name not in MODEL_INPUTS and name not in OTHER_KEYS:
+                raise InputError(
+                    f"the encoding holds {name!r}, which is not supported: give {', '.join(MODEL_INPUTS)} and "
+                    "attention_mask"
+                )
+        wanted = [name for name in (*MODEL_INPUTS, "attention_mask", "special_tokens_mask") if name in data]
+        for name in wanted:
+            check_device(data[name], name)
+        self.rows = {name: rows(data[name], name) for name in wanted}
+        if not len(self):
+            raise InputError("the encoding is empty: it has no rows")
+        self.is_single = n_axes(data["input_ids"]) == 1
+        tokenized = getattr(encoding, "encodings", None)  # of a fast tokenizer
+        self.tokenized = tokenized if tokenized is not None and len(tokenized) == len(self) else None
+
+    def __len__(self) -> int:
+        return len(self.rows["input_ids"])
+
+    def row(self, n: int, where: str) -> tuple[dict[str, Tensor], Sequence[int] | None]:
+        """The parts of one row without its padding, and the tokenizer's mask of special tokens, if it is known."""
+        row = {name: values[n] for name, values in self.rows.items() if len(values) == len(self)}
+        if len(row) != len(self.rows) or len({tuple(value.shape) for value in row.values()}) != 1:
+            shapes = {name: [list(v.shape) for v in values] for name, values in self.rows.items()}
+            raise InputError(f"the parts of the encoding differ in shape: {shapes}")
+        keep = real_tokens(row.pop("attention_mask", None), len(row["input_ids"]), where)
+        special = None
+        if self.tokenized is not None and self.tokenized[n].ids == row["input_ids"].tolist():
+            special = self.tokenized[n].special_tokens_mask[keep]
+        return {name: value[keep] for name, value in row.items()}, special
+
+
+def _unless_in(token_id: Any, others: Iterable[Any]) -> int | None:
+    return None if token_id in others else token_id
+
+
+def _spans(
+    encoding: Any, special: Sequence[bool], texts: tuple[str, ...], tokens: Sequence[str]
+) -> tuple[Span | None, ...]:
+    """Where the tokenizer says that its tokens are; a blank by itself has no width where it is no space of the text."""
+    segments = encoding.sequence_ids(0) if hasattr(encoding, "sequence_ids") else [0] * len(special)
+    spans: list[Span | None] = []
+    for offset, segment, is_special, token in zip(encoding["offset_mapping"], segments, special, tokens, strict=True):
+        if segment is None or is_special:
+            spans.append(None)
+            continue
+        start, end = int(offset[0]), min(int(offset[1]), len(texts[segment]))
+        if token == BLANK and not texts[segment][start:end].isspace():
+            end = start
+        spans.append((segment, start, end))
+    return tuple(spans)
+
+
+def _named(text: str) -> str:
+    """The characters of a text by number, where they cannot be seen."""
+    if any(char.isprintable() and not char.isspace() for char in text):
+        return shown(text)
+    chars = [f"U+{ord(char):04X}" for char in dict.fromkeys(text) if not char.isspace()]
+    return ", ".join(chars[:5]) + (", ..." if len(chars) > 5 else "")

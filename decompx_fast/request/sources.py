@@ -1,0 +1,149 @@
+"""What counts as one source: each token, each word, each sentence, or any partition of the tokens."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import InputError, shown
+from ..result.explanation import SourceUnit
+from ..result.failure import OF_AN_INPUT, Failure
+from ..result.tokens import readable_tokens
+from ..result.words import NO_PLACES, Span, TokenGroup, group_by_word
+from .encoding import Encoded
+
+UNITS = ("token", "word", "sentence")
+
+#: The end of a sentence: closing punctuation, what may follow it, and white space; or CJK punctuation; or a new line.
+_SENTENCE_END = re.compile(r"""[.!?…]+["'”’)\]]*(?=\s)|[。！？]+["'”’」』）]*|\n+""")
+
+
+@dataclass(frozen=True)
+class Sources:
+    """The sources of one input.
+
+    Attributes:
+        unit: what they are.
+        groups: the tokens of each.
+        names: how each is shown.
+    """
+
+    unit: SourceUnit
+    groups: tuple[TokenGroup, ...]
+    names: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.groups)
+
+    @property
+    def ids(self) -> Tensor:
+        """``[i]`` int64: the source that each token belongs to."""
+        n_tokens = sum(len(group.positions) for group in self.groups)
+        ids = torch.empty(n_tokens, dtype=torch.int64, device="cpu")
+        for n, group in enumerate(self.groups):
+            ids[list(group.positions)] = n
+        return ids
+
+
+def check_unit(sources: Any) -> None:
+    """Raise an InputError for a unit that does not exist."""
+    if isinstance(sources, str) and sources not in UNITS:
+        raise InputError(f"sources={sources!r}: use one of {', '.join(map(repr, UNITS))}, or a group id per token")
+
+
+def resolve_sources(sources: Any, encoded: Encoded) -> Sources | None:
+    """The sources that the user asked for; ``None`` where each token is one.
+
+    Args:
+        sources: ``"token"``, ``"word"``, ``"sentence"``, or one group id per token, in any numbering.
+        encoded: the input.
+
+    Raises:
+        InputError: for an unknown unit, for ids that do not fit the tokens, or if the text is not known.
+    """
+    if isinstance(sources, str):
+        check_unit(sources)
+        if sources == "token":
+            return None
+        if not encoded.texts:
+            raise InputError(
+                f"sources={sources!r} needs to know where each token lies in the text: give texts, or give group ids "
+                "instead"
+            )
+        if not any(encoded.spans):
+            raise InputError(f"sources={sources!r} cannot be made: {NO_PLACES}; give group ids instead")
+        groups = group_by_word(encoded.spans, encoded.special, encoded.texts)
+        if sources == "sentence":
+            groups = _by_sentence(groups, encoded)
+        return Sources("word" if sources == "word" else "sentence", tuple(groups), _names(groups, encoded))
+    return _from_ids(sources, encoded)
+
+
+def with_sources(
+    inputs: Iterator[Encoded | Failure], sources: Any, *, skip: bool
+) -> Iterator[tuple[Encoded, Sources | None] | Failure]:
+    """Each input with its sources; with ``skip``, a failure for one that has no such sources."""
+    for one in inputs:
+        if isinstance(one, Failure):
+            yield one
+            continue
+        try:
+            found: tuple[Encoded, Sources | None] | Failure = one, resolve_sources(sources, one)
+        except OF_AN_INPUT as error:
+            if not skip:
+                raise
+            found = Failure.of(one.number, error)
+        yield found
+
+
+def _from_ids(ids: Any, encoded: Encoded) -> Sources:
+    values = ids.tolist() if hasattr(ids, "tolist") else ids  # a tensor or an array
+    if not isinstance(values, Sequence) or not all(hasattr(i, "__index__") and not isinstance(i, bool) for i in values):
+        raise InputError(f"sources must be a unit or one whole number per token, got {shown(ids)}")
+    if len(values) != len(encoded):
+        raise InputError(f"sources holds {len(values)} group ids for {len(encoded)} tokens (special ones count)")
+    members: dict[int, list[int]] = {}
+    for position, value in enumerate(map(int, values)):
+        members.setdefault(value, []).append(position)
+    groups = [TokenGroup(tuple(m), _joint_span(m, encoded.spans)) for m in members.values()]
+    return Sources("group", tuple(groups), _names(groups, encoded))
+
+
+def _by_sentence(words: list[TokenGroup], encoded: Encoded) -> list[TokenGroup]:
+    ends = [[match.end() for match in _SENTENCE_END.finditer(text)] for text in encoded.texts]
+    members: dict[tuple[int, int], list[int]] = {}
+    for word in words:
+        if word.span is None or encoded.special[word.positions[0]]:
+            key = (-1, word.positions[0])  # stays alone
+        else:
+            segment, start, _ = word.span
+            key = (segment, sum(end <= start for end in ends[segment]))
+        members.setdefault(key, []).extend(word.positions)
+    return [TokenGroup(tuple(sorted(m)), _joint_span(m, encoded.spans)) for m in members.values()]
+
+
+def _joint_span(positions: Sequence[int], spans: Sequence[Span | None]) -> Span | None:
+    """The stretch of text from the first to the last token, if they follow one another in one text."""
+    known = [spans[p] for p in positions]
+    if any(span is None for span in known) or len({span[0] for span in known if span}) != 1:
+        return None
+    if max(positions) - min(positions) + 1 != len(positions):
+        return None
+    found = [span for span in known if span]
+    return found[0][0], min(span[1] for span in found), max(span[2] for span in found)
+
+
+def _names(groups: Sequence[TokenGroup], encoded: Encoded) -> tuple[str, ...]:
+    names = []
+    readable = readable_tokens(encoded.tokens, encoded.special)
+    for group in groups:
+        if group.span is not None:
+            names.append(encoded.texts[group.span[0]][group.span[1] : group.span[2]])
+        else:
+            names.append(" ".join(readable[p].strip() or readable[p] for p in group.positions))
+    return tuple(names)

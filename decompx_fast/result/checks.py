@@ -1,0 +1,111 @@
+"""What must hold between the fields of an explanation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from ..errors import InputError
+from .words import Span
+
+if TYPE_CHECKING:
+    from .explanation import Explanation
+
+
+def check_choice(name: str, value: object, allowed: Sequence[str]) -> None:
+    """Raise an InputError unless ``value`` is one of ``allowed``."""
+    if value not in allowed:
+        raise InputError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}.")
+
+
+def check_tensors(explanation: Explanation) -> None:
+    """Raise an InputError unless every tensor is floating-point, on the CPU, of its shape; drop gradients."""
+    classes, columns = len(explanation.labels), len(explanation.targets)
+    shapes = {"target_logits": (columns,), "logits": (classes,), "scores": (len(explanation.tokens), columns)}
+    if explanation.bias_token is not None:
+        shapes["bias_token"] = (columns,)
+    for name, shape in shapes.items():
+        value = getattr(explanation, name)
+        if not isinstance(value, torch.Tensor) or value.device.type != "cpu" or not value.is_floating_point():
+            found = f"{value.dtype} on {value.device}" if isinstance(value, torch.Tensor) else type(value).__name__
+            raise InputError(f"{name} must be a floating-point tensor on the CPU, got {found}.")
+        if tuple(value.shape) != shape:
+            raise InputError(
+                f"{name} must have the shape {list(shape)}, for {len(explanation.tokens)} tokens, {columns} "
+                f"targets and {classes} classes, got {list(value.shape)}."
+            )
+        object.__setattr__(explanation, name, value.detach())
+    if explanation.scores.dtype not in (torch.float32, torch.float64):
+        raise InputError(f"scores must be float32 or float64, got {explanation.scores.dtype}: convert them first.")
+    for name, value in explanation.component_shares.items():
+        if tuple(value.shape) != shapes["scores"]:
+            raise InputError(
+                f"the component {name!r} must have the shape of scores, {list(shapes['scores'])}, got "
+                f"{list(value.shape)}."
+            )
+    for site in explanation.bias_sites or ():
+        if tuple(site.value.shape) != (columns,):
+            raise InputError(
+                f"the site {site.place!r} of layer {site.layer} must have the shape [{columns}], one value "
+                f"for each target, got {list(site.value.shape)}."
+            )
+
+
+def own_tensors(explanation: Explanation) -> None:
+    """Copy every tensor that is a part of a larger one, such as that of a batch, which would be kept and pickled with
+    it."""
+    for name in ("scores", "target_logits", "logits", "bias_token"):
+        value = getattr(explanation, name)
+        if value is not None:
+            object.__setattr__(explanation, name, _owned(value))
+    for name in ("stages", "component_shares"):
+        found = {key: _owned(value) for key, value in getattr(explanation, name).items()}
+        object.__setattr__(explanation, name, found)
+    if explanation.bias_sites is not None:
+        sites = tuple(replace(site, value=_owned(site.value)) for site in explanation.bias_sites)
+        object.__setattr__(explanation, "bias_sites", sites)
+
+
+def _owned(value: torch.Tensor) -> torch.Tensor:
+    value = value.detach()
+    return (
+        value
+        if value.untyped_storage().nbytes() == value.nbytes
+        else value.clone(memory_format=torch.contiguous_format)
+    )
+
+
+def check_lengths(explanation: Explanation) -> None:
+    """Raise an InputError unless there is one entry for each token, target and class."""
+    sources, columns = len(explanation.tokens), len(explanation.targets)
+    if not sources or not columns:
+        raise InputError(f"an explanation has at least one token and one target, got {sources} and {columns}.")
+    if not explanation.labels:
+        raise InputError("labels must name at least one class, got none.")
+    expected = {"spans": sources, "special": sources, "target_ids": columns}
+    if explanation.token_ids is not None:
+        expected["token_ids"] = sources
+    for name, length in expected.items():
+        found = len(getattr(explanation, name))
+        if found != length:
+            raise InputError(f"{name} must have {length} entries ({sources} tokens, {columns} targets), got {found}.")
+    if len(explanation.texts) > 2:
+        raise InputError(f"texts holds one text, or two of a pair, got {len(explanation.texts)}.")
+    for index in explanation.target_ids:
+        if index is not None and not 0 <= index < len(explanation.labels):
+            raise InputError(f"target_ids must be None or from 0 to {len(explanation.labels) - 1}, got {index}.")
+
+
+def check_spans(spans: Sequence[Span | None], texts: Sequence[str]) -> None:
+    """Raise an InputError for a span that is not within its text."""
+    for position, span in enumerate(spans):
+        if span is None:
+            continue
+        if len(span) != 3 or not 0 <= span[0] < len(texts) or not 0 <= span[1] <= span[2] <= len(texts[span[0]]):
+            lengths = ", ".join(str(len(text)) for text in texts) or "no text"
+            raise InputError(
+                f"spans[{position}] must be (segment, start, end) within the texts (characters: {lengths}), got {span}."
+            )

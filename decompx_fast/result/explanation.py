@@ -1,0 +1,424 @@
+"""What DecompX says about one text: a signed score for every source token and class."""
+
+from __future__ import annotations
+
+import operator
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, SupportsIndex, TypeAlias, get_args
+
+import torch
+
+from ..errors import InputError
+from .checks import check_choice, check_lengths, check_spans, check_tensors, own_tensors
+from .words import Span
+
+if TYPE_CHECKING:
+    import pandas as pd  # type: ignore[import-untyped]
+    from matplotlib.axes import Axes
+    from rich.console import Console
+
+ProblemType = Literal["single_label", "multi_label", "regression"]
+SourceUnit = Literal["token", "word", "sentence", "group"]
+EngineName = Literal["reference", "forward", "adjoint"]
+
+#: A target as users name it: a name, the index of a class, or None for the predicted class.
+Target: TypeAlias = str | SupportsIndex | None
+
+
+#: Of a long list, in a ``repr``.
+_NAMES_SHOWN = 5
+
+
+@dataclass(frozen=True, eq=False)
+class Site:
+    """The share of one bias, which belongs to a place in the model and to no token.
+
+    Args:
+        layer: index of the layer; -1 for the head.
+        place: which bias of the layer, for example ``"attention"``.
+        value: ``[c]``, what it adds to each target.
+    """
+
+    layer: int
+    place: str
+    value: torch.Tensor
+
+
+class TopToken(NamedTuple):
+    """One row of :meth:`Explanation.top`."""
+
+    token: str
+    score: float
+    position: int
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Explanation:
+    """The scores of the source tokens of one text, or pair of texts, for one or more targets.
+
+    ``sum_k scores[k, c] + bias_token[c] = target_logits[c]``, up to ``completeness_error``.
+
+    Args:
+        tokens: the ``k`` sources as the tokenizer writes them, special ones included, padding not.
+        token_ids: their ids, if known.
+        spans: for each source ``(segment, start, end)``, a part of ``texts[segment]``; None where unknown.
+        texts: none if only ids were given, one for a text, two for a pair.
+        special: for each source, whether the tokenizer added it.
+        scores: ``[k, c]``, float32 or float64, on the CPU, never normalised.
+        targets: names of the ``c`` columns: class labels, or the name of a direction.
+        target_ids: class index of each column; None for a direction.
+        target_logits: ``[c]``, the model's own value, which each column must add up to.
+        logits: ``[C]``, of all classes, from the user's model.
+        labels: names of all ``C`` classes.
+        problem_type: ``single_label``, ``multi_label`` or ``regression``.
+        completeness_error: the largest gap between a column's total and its target, in logit units. No bound on the
+            error of a single score: errors that cancel in the total do not show in it.
+        bias_token: ``[c]``, share of the bias token, where the rule has one.
+        options: the options that made it; plain JSON values.
+        engine: ``reference``, ``forward`` or ``adjoint``.
+        time_s: seconds it took.
+        source_unit: what a source is: ``token``, ``word``, ``sentence`` or ``group``.
+        stages: intermediate results by name, as ``"attention.0"``.
+        bias_sites: what the biases of each place add, where the engine tells; see :meth:`sites`.
+        component_shares: what each component carries, where the engine tells; see :meth:`components`.
+        metadata: more about it, for example the name of the model; plain JSON values.
+        score_error: the largest error of any score, in logit units, as measured against float64; None where that was
+            not asked for (``check="thorough"``).
+
+    Raises:
+        InputError: if shapes, lengths, dtypes or spans do not fit together.
+    """
+
+    tokens: tuple[str, ...]
+    token_ids: tuple[int, ...] | None
+    spans: tuple[Span | None, ...]
+    texts: tuple[str, ...]
+    special: tuple[bool, ...]
+    scores: torch.Tensor
+    targets: tuple[str, ...]
+    target_ids: tuple[int | None, ...]
+    target_logits: torch.Tensor
+    logits: torch.Tensor
+    labels: tuple[str, ...]
+    problem_type: ProblemType
+    completeness_error: float
+    bias_token: torch.Tensor | None
+    options: Mapping[str, Any]
+    engine: EngineName
+    time_s: float
+    source_unit: SourceUnit = "token"
+    stages: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    bias_sites: tuple[Site, ...] | None = None
+    component_shares: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    score_error: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("tokens", "texts", "special", "targets", "target_ids", "labels"):
+            value = getattr(self, name)
+            if isinstance(value, str):
+                raise InputError(f"{name} must be a tuple with one entry for each item, got the string {value!r}.")
+            object.__setattr__(self, name, tuple(value))
+        object.__setattr__(self, "spans", tuple(None if span is None else tuple(span) for span in self.spans))
+        if self.token_ids is not None:
+            object.__setattr__(self, "token_ids", tuple(int(token_id) for token_id in self.token_ids))
+        if self.bias_sites is not None:
+            object.__setattr__(self, "bias_sites", tuple(self.bias_sites))
+        for name, allowed in (
+            ("problem_type", ProblemType),
+            ("source_unit", SourceUnit),
+            ("engine", EngineName),
+        ):
+            check_choice(name, getattr(self, name), get_args(allowed))
+        check_tensors(self)
+        own_tensors(self)
+        check_lengths(self)
+        check_spans(self.spans, self.texts)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __repr__(self) -> str:
+        label, probabilities = self.predicted_label, self.probabilities
+        if probabilities is None:
+            values = zip(self.labels, self.logits.tolist(), strict=True)
+            outcome = _some([f"{name}={value:.4g}" for name, value in values])
+        elif isinstance(label, tuple):
+            outcome = f"predicted={_some(label) or 'none'}"
+        else:
+            outcome = f"predicted={label} ({float(probabilities.max()):.1%})"
+        return (
+            f"Explanation({len(self)} {self.source_unit}s, {outcome}, targets=[{_some([*map(repr, self.targets)])}], "
+            f"engine={self.engine!r}, completeness_error={self.completeness_error:.1e}"
+            + ("" if self.score_error is None else f", score_error={self.score_error:.1e}")
+            + ")"
+        )
+
+    def _repr_html_(self) -> str:
+        return self.to_html()
+
+    @property
+    def ok(self) -> bool:
+        """True: the input was explained; see :class:`decompx_fast.Failure`."""
+        return True
+
+    @property
+    def probabilities(self) -> torch.Tensor | None:
+        """``[C]``: softmax of the logits for one label, sigmoid for several; None for a regression."""
+        if self.problem_type == "regression":
+            return None
+        return self.logits.softmax(-1) if self.problem_type == "single_label" else self.logits.sigmoid()
+
+    @property
+    def predicted(self) -> int | tuple[int, ...] | None:
+        """Index of the predicted class; of several labels all those with p > 0.5; None for a regression."""
+        if self.problem_type == "regression":
+            return None
+        if self.problem_type == "single_label":
+            return int(self.logits.argmax())
+        return tuple(torch.nonzero(self.logits > 0).flatten().tolist())  # a positive logit is p > 0.5
+
+    @property
+    def predicted_label(self) -> str | tuple[str, ...] | None:
+        """Name of the predicted class, or names; None for a regression."""
+        predicted = self.predicted
+        if isinstance(predicted, tuple):
+            return tuple(self.labels[index] for index in predicted)
+        return None if predicted is None else self.labels[predicted]
+
+    @property
+    def totals(self) -> torch.Tensor:
+        """``[c]`` float64: what each column adds up to, together with the bias token."""
+        total = self.scores.double().sum(0)
+        return total if self.bias_token is None else total + self.bias_token.double()
+
+    def sites(self) -> tuple[Site, ...]:
+        """What the biases of each layer and place add to each target, in the order of the forward pass.
+
+        With the rules ``none`` and ``bias_token`` they sum with the scores of the tokens to the logit; with the
+        others they are part of the scores already.
+
+        Raises:
+            InputError: if the engine does not tell.
+        """
+        if self.bias_sites is None:
+            raise InputError(
+                f"the {self.engine} engine does not tell what the biases of each place add: explain with "
+                "engine='adjoint' and a rule that it answers, such as bias='none'."
+            )
+        return self.bias_sites
+
+    def components(self) -> Mapping[str, torch.Tensor]:
+        """How much of each target flows from each token through each component of each layer.
+
+        The state of a token before a sublayer goes on in two ways, whose shares sum to what the token's state
+        carries: through the attention's value path (``"attention.LAYER"``) or past it (``"attention_residual.LAYER"``),
+        and likewise ``"ffn.LAYER"`` and ``"ffn_residual.LAYER"``; each ``[k, c]``.
+
+        Raises:
+            InputError: if the engine does not tell.
+        """
+        if not self.component_shares:
+            raise InputError(
+                f"the {self.engine} engine does not tell what each component carries: explain with engine='adjoint' "
+                "and a rule that it answers, such as bias='none'."
+            )
+        return self.component_shares
+
+    def source_text(self, position: int) -> str:
+        """The characters of the text that a source stands for; its token where it has none."""
+        span = self.spans[position]
+        return self.tokens[position] if span is None else self.texts[span[0]][span[1] : span[2]]
+
+    def column(self, target: Target = None) -> int:
+        """Find the column of a target.
+
+        Args:
+            target: a name in ``targets``, or a class index in ``target_ids``. None means the predicted class
+                (of several the surest) if it was explained, else the first column.
+
+        Returns:
+            Index into the second axis of ``scores``.
+
+        Raises:
+            InputError: if that target was not explained.
+        """
+        if target is None:
+            predicted = self.predicted
+            wanted = (predicted,) if isinstance(predicted, int) else predicted or ()
+            explained = [index for index in wanted if index in self.target_ids]
+            surest = max(explained, key=lambda index: float(self.logits[index]), default=None)
+            return 0 if surest is None else self.target_ids.index(surest)
+        if isinstance(target, str):
+            if target in self.targets:
+                return self.targets.index(target)
+        elif not isinstance(target, bool) and hasattr(target, "__index__"):
+            if operator.index(target) in self.target_ids:
+                return self.target_ids.index(operator.index(target))
+        exists = ", ".join(
+            f"{name!r}" if index is None else f"{name!r} ({index})"
+            for name, index in zip(self.targets, self.target_ids, strict=True)
+        )
+        raise InputError(
+            f"target {target!r} was not explained; explained were: {exists}. Use one of these names or class "
+            f"indices, or ask for this target when explaining the text."
+        )
+
+    def words(self) -> Explanation:
+        """Merge the tokens of each word, found by characters of the text; scores add.
+
+        Special tokens stay. Each total is conserved: scores are added in float64 and kept so. ``stages`` are
+        left out, since norms do not add. What a word is: see :func:`decompx_fast.result.words.segment_words`.
+
+        Returns:
+            A new explanation with ``source_unit="word"``; this one if its sources are words already.
+
+        Raises:
+            InputError: if the sources are no tokens, or the text is not known.
+        """
+        from .merging import merge_words
+
+        return merge_words(self)
+
+    def top(
+        self,
+        n: int = 10,
+        target: Target = None,
+        by: Literal["magnitude", "positive", "negative"] = "magnitude",
+    ) -> list[TopToken]:
+        """The sources that matter most, in order of how much.
+
+        Args:
+            n: at most so many.
+            target: as for :meth:`column`.
+            by: ``magnitude``: largest ``|score|`` first; ``positive``: only those for the target, highest
+                first; ``negative``: only those against it, lowest first.
+
+        Returns:
+            ``(token, score, position)`` each; equal scores in the order of the text.
+
+        Raises:
+            InputError: for a negative ``n`` or another ``by``.
+        """
+        check_choice("by", by, ("magnitude", "positive", "negative"))
+        if n < 0:
+            raise InputError(f"n must be 0 or more, got {n}.")
+        scores = self.scores[:, self.column(target)].tolist()
+        rows = [TopToken(self.tokens[k], score, k) for k, score in enumerate(scores)]
+        if by == "magnitude":
+            return sorted(rows, key=lambda row: -abs(row.score))[:n]
+        sign = 1 if by == "positive" else -1
+        return sorted((row for row in rows if sign * row.score > 0), key=lambda row: -sign * row.score)[:n]
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """A pandas table with a row for each source, and a column ``score_<target>`` for each target.
+
+        Raises:
+            MissingPackageError: if pandas is not installed.
+        """
+        from .file import to_dataframe
+
+        return to_dataframe(self)
+
+    def to_dict(self, *, details: bool = False) -> dict[str, Any]:
+        """Plain lists, strings and numbers, ready for JSON; of ``stages`` only the shapes. :meth:`from_dict` reads it.
+
+        Args:
+            details: with ``bias_sites`` and ``component_shares``, where the engine tells them: many times longer than
+                all the rest.
+
+        Raises:
+            InputError: if ``options`` or ``metadata`` hold something that JSON cannot.
+        """
+        from .file import to_dict
+
+        return to_dict(self, details=details)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Explanation:
+        """What :meth:`to_dict` made, also after JSON; ``stages`` are not in it. See also ``decompx_fast.read_json``.
+
+        Raises:
+            InputError: if a part is missing or does not fit the others.
+        """
+        from .readback import from_dict
+
+        return from_dict(data)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write everything to one ``.safetensors`` file; an interrupted save leaves an older file as it was.
+
+        Raises:
+            OutputError: if it cannot be written there.
+            InputError: if ``options`` or ``metadata`` hold something that JSON cannot.
+        """
+        from .file import save_explanation
+
+        save_explanation(self, path)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Explanation:
+        """Read what :meth:`save` wrote.
+
+        Raises:
+            InputError: if there is no such file, or it is not such a file, or from a newer version.
+        """
+        from .file import load_explanation
+
+        return load_explanation(path)
+
+    def show(
+        self,
+        target: Target = None,
+        *,
+        console: Console | None = None,
+        width: int | None = None,
+    ) -> None:
+        """Print the text and the scores to the terminal.
+
+        Args:
+            target: as for :meth:`column`.
+            console: where to print; standard output if None.
+            width: in columns; the terminal's if None.
+        """
+        from .render import show
+
+        show(self, target, console=console, width=width)
+
+    def to_html(self, target: Target = None, *, full: bool = False) -> str:
+        """The text and the scores as HTML, without scripts or anything to be loaded.
+
+        Args:
+            target: which one colours the text; as for :meth:`column`.
+            full: a document by itself; otherwise a fragment to be placed in one.
+        """
+        from .render import render_fragment, render_page
+
+        return render_page([self], target=target) if full else render_fragment(self, target)
+
+    def plot(self, ax: Axes | None = None, *, target: Target = None, top: int | None = 40) -> Axes:
+        """Draw the scores as horizontal bars with matplotlib; the bars add up to the model's value.
+
+        Args:
+            ax: where to draw; a new figure if None.
+            target: as for :meth:`column`.
+            top: only so many sources with the largest ``|score|``, in the order of the text; all if None. The others
+                have one bar together, and so have the bias token and what an option left out.
+
+        Returns:
+            The axes drawn on.
+
+        Raises:
+            MissingPackageError: if matplotlib is not installed.
+        """
+        from .render import plot
+
+        return plot(self, ax, target=target, top=top)
+
+
+def _some(names: Sequence[str]) -> str:
+    """The first of many names, and how many more there are."""
+    more = [f"... {len(names) - _NAMES_SHOWN} more"] if len(names) > _NAMES_SHOWN + 1 else []
+    return ", ".join([*(names[:_NAMES_SHOWN] if more else names), *more])

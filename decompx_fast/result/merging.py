@@ -1,0 +1,56 @@
+"""Sources put together: the tokens of each word."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from ..errors import InputError
+from .explanation import Explanation
+from .words import NO_PLACES, Span, group_by_word
+
+
+def merge_words(explanation: Explanation) -> Explanation:
+    """Merge the tokens of each word; see :meth:`Explanation.words`.
+
+    Raises:
+        InputError: if the sources are no tokens, or the text is not known.
+    """
+    unit = explanation.source_unit
+    if unit == "word":
+        return explanation
+    if unit != "token":
+        raise InputError(f"words() merges tokens, but the sources here are {unit}s: explain with tokens.")
+    if not explanation.texts:
+        raise InputError("words() needs the text, but only token ids were given: explain the text itself.")
+    if not any(explanation.spans) and not all(explanation.special):
+        raise InputError(f"words() cannot merge these tokens: {NO_PLACES}.")
+    groups = group_by_word(explanation.spans, explanation.special, explanation.texts)
+    group_of_token = torch.empty(len(explanation), dtype=torch.long)
+    for index, group in enumerate(groups):
+        group_of_token[list(group.positions)] = index
+
+    def merge(values: torch.Tensor) -> torch.Tensor:
+        merged = torch.zeros(len(groups), len(explanation.targets), dtype=torch.float64)
+        return merged.index_add_(0, group_of_token, values.double())  # [word, c]
+
+    return replace(
+        explanation,
+        tokens=tuple(_group_name(explanation, group.positions, group.span) for group in groups),
+        token_ids=None,
+        spans=tuple(group.span for group in groups),
+        special=tuple(explanation.special[group.positions[0]] for group in groups),
+        scores=merge(explanation.scores),
+        component_shares={name: merge(value) for name, value in explanation.component_shares.items()},
+        source_unit="word",
+        stages={},
+    )
+
+
+def _group_name(explanation: Explanation, positions: Sequence[int], span: Span | None) -> str:
+    """A word is named by its characters; what has none, or is special, by its token."""
+    if span is None or span[1] == span[2] or explanation.special[positions[0]]:
+        return explanation.tokens[positions[0]]
+    return explanation.texts[span[0]][span[1] : span[2]]
