@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from decompx_fast.config import DecompXConfig
-from decompx_fast.linearize.layer import Attention, FeedForward, Head, LinearizedLayer, Norm, Sublayer
+from decompx_fast.linearize.layer import Attention, Convolution, FeedForward, Head, LinearizedLayer, Norm, Sublayer
 
 Array = np.ndarray
 
@@ -91,6 +91,7 @@ class Naive:
         x = np.zeros((len(embedding), max(self.sources) + 1 + extra, embedding.shape[1]))
         for i, k in enumerate(self.sources):
             x[i, k] = embedding[i]
+        self.x0 = x.copy()  # the embedding once more, for what reads it later
         return x
 
     def biased(self, x: Array, bias: Array | None, rows: Array | None = None) -> Array:
@@ -116,6 +117,8 @@ class Naive:
                 else:
                     late = bias
                 branch = branch + z
+            elif isinstance(op, Convolution):
+                branch = branch + self.convolution(op)
             elif config.ffn:
                 branch = branch + self.feed_forward(u, op)
         if norms and sublayer.out_norm is not None:
@@ -173,6 +176,20 @@ class Naive:
             half = self.config.gate == "half"
             hidden = (through_value + through_gate) / 2 if half else through_value
         return self.biased(hidden @ array(op.w_out), array(op.b_out))
+
+    def convolution(self, op: Convolution) -> Array:
+        weight, bias = array(op.weight), array(op.bias)  # [d_out, d_in / groups, t]
+        d_out, size, taps = weight.shape
+        u = np.zeros_like(self.x0)
+        for i, k, out in np.ndindex(*u.shape[:2], d_out):
+            group = out // (d_out // op.groups)
+            for tap in range(taps):
+                j = i + tap - (taps - 1) // 2
+                if 0 <= j < len(u):
+                    u[i, k, out] += self.x0[j, k, group * size : (group + 1) * size] @ weight[out, :, tap]
+        zeta = array(op.preactivation, row=True)
+        slope, intercept = slope_and_intercept(op.activation, zeta, self.config.activation)
+        return self.line(self.biased(u, bias), slope, intercept)
 
     def line(self, x: Array, slope: Array, intercept: Array) -> Array:
         linear = self.config.activation == "linear"

@@ -32,6 +32,8 @@ MODERNBERT = {"local_attention": 6, "global_attn_every_n_layers": 3, "cls_token_
 WITH_BIASES = {"attention_bias": True, "mlp_bias": True, "norm_bias": True, "classifier_bias": True}
 DEBERTA = {"relative_attention": True, "position_biased_input": False}
 
+XLM = {"pad_index": 1, "bos_index": 0, "eos_index": 2}
+
 #: Of each class in transformers, less its prefix: options beside :data:`COMMON`.
 CASES: dict[str, tuple[str, dict]] = {
     "bert": ("Bert", {}),
@@ -54,7 +56,24 @@ CASES: dict[str, tuple[str, dict]] = {
         DEBERTA | {"pos_att_type": ["p2c", "c2p"], "share_att_key": True, "norm_rel_ebd": "layer_norm"},
     ),
     "deberta_one_way": ("DebertaV2", DEBERTA | {"pos_att_type": ["c2p"], "embedding_size": 10}),
+    "deberta_convolution": (
+        "DebertaV2",
+        DEBERTA | {"pos_att_type": ["c2p", "p2c"], "position_buckets": 8, "conv_kernel_size": 3, "conv_act": "gelu"},
+    ),
+    "deberta_convolution_groups": (
+        "DebertaV2",
+        {"relative_attention": False, "conv_kernel_size": 5, "conv_groups": 4, "conv_act": "tanh"},
+    ),
     "deberta_absolute": ("DebertaV2", {"relative_attention": False, "type_vocab_size": 2}),
+    "deberta_v1": ("Deberta", DEBERTA | {"pos_att_type": ["c2p", "p2c"], "embedding_size": 10}),
+    "deberta_v1_one_way": (
+        "Deberta",
+        DEBERTA | {"pos_att_type": ["p2c"], "max_relative_positions": 6, "position_biased_input": True},
+    ),
+    "deberta_v1_absolute": ("Deberta", {"relative_attention": False, "type_vocab_size": 2}),
+    "xlm": ("XLM", XLM | {"gelu_activation": True, "use_lang_emb": True, "n_langs": 2}),
+    "xlm_causal": ("XLM", XLM | {"gelu_activation": False, "causal": True, "summary_type": "last"}),
+    "flaubert": ("Flaubert", XLM | {"summary_type": "mean", "summary_activation": "tanh"}),
     "rembert": ("RemBert", {"input_embedding_size": 10}),
     "roberta_prelayernorm": ("RobertaPreLayerNorm", {}),
     "megatron": ("MegatronBert", {}),
@@ -79,7 +98,14 @@ RULES = ("absdot", "bias_token", "none", "equal", "cls")
 ROUNDING = 1e-10
 
 #: Cases whose model takes some steps in float32 whatever its dtype: it can be compared with no more closely.
-IN_FLOAT32 = {"eurobert": 1e-5, "eurobert_mean": 1e-5}
+IN_FLOAT32 = dict.fromkeys(
+    ["eurobert", "eurobert_mean", "deberta_v1", "deberta_v1_one_way", "deberta_v1_absolute"]
+    + ["xlm", "xlm_causal", "flaubert"],
+    1e-5,
+)
+
+#: Cases whose queries, keys and values are stored in turns for each head, so that they are no views.
+INTERLEAVED = {"deberta_v1", "deberta_v1_one_way", "deberta_v1_absolute"}
 
 
 def classifier(case: str, seed: int = 0, dtype: torch.dtype = torch.float64) -> nn.Module:
@@ -133,7 +159,7 @@ def test_engines_and_a_second_decomposition_agree(case, rule, record):
 @pytest.mark.parametrize("split", [*RULES[:1], "abssim", "norm", "equal", "cls"])
 def test_collected_biases_are_shared_where_a_head_reads_a_mean(case, split):
     model, config = classifier(case), DecompXConfig(bias="bias_token", bias_token_split=split)
-    linearization = linearize(model, inputs())
+    linearization = linearize(model, inputs(case))
     results = [engine.attribute(linearization, config) for engine in (reference, forward, adjoint)]
     for result in results:
         total = result.scores.sum(1)
@@ -147,7 +173,7 @@ def test_without_the_head_the_norms_are_those_of_the_mean(case, engine):
     """Not the mean of the norms: what is told is how long the part of each source is in what the head would read."""
     model = classifier(case)
     config = DecompXConfig(bias="none", head=False, stages=("encoder",), stage_output="vector")
-    result = engine.attribute(linearize(model, inputs()), config)
+    result = engine.attribute(linearize(model, inputs(case)), config)
     last = result.stages["encoder.2"]  # [b, i, k, d]
     assert torch.allclose(result.scores[..., 0], last.mean(1).norm(dim=-1), rtol=1e-12)
 
@@ -172,6 +198,7 @@ def test_all_layers_are_recorded(case):
 
 @pytest.mark.parametrize("case", CASES)
 def test_weights_are_not_copied(case):
+    copied = {"w_value"} if case in INTERLEAVED else set()
     model = classifier(case)
     storages = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     for layer in linearize(model, inputs(case)).layers():
@@ -179,14 +206,18 @@ def test_weights_are_not_copied(case):
             for op in sublayer.ops:
                 for name in ("w_value", "b_value", "w_out", "b_out", "w_in", "b_in", "w_gate", "b_gate"):
                     weight = getattr(op, name, None)
-                    assert weight is None or weight.untyped_storage().data_ptr() in storages
+                    assert weight is None or name in copied or weight.untyped_storage().data_ptr() in storages
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_replaced_linear_map_is_refused(case):
     model = classifier(case)
     maps = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
-    inner = [name for name in maps if "layer" in name and not name.endswith(("pooler", "mapping_in"))]
+    inner = [
+        name
+        for name in maps
+        if ("layer" in name or name.startswith("transformer")) and not name.endswith(("pooler", "mapping_in"))
+    ]
     assert inner
     for name in inner[:: max(len(inner) // 4, 1)]:
         module = model.get_submodule(name)

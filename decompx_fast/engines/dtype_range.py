@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..activations import get_activation
 from ..errors import NumericalError, PrecisionWarning, warn_user
-from ..linearize.layer import Attention, FeedForward, LinearizedLayer
+from ..linearize.layer import Attention, Convolution, FeedForward, LinearizedLayer
 from .attribution import Attribution
 
 #: What to compute in where a dtype's range does not suffice. bfloat16 has that of float32, in two bytes.
@@ -122,6 +122,8 @@ def _weights(layer: LinearizedLayer) -> Iterator[tuple[str, Tensor]]:
     for op in (op for sublayer in layer.sublayers for op in sublayer.ops):
         if isinstance(op, Attention):
             yield from (("a value weight", op.w_value), ("an attention output weight", op.w_out))
+        elif isinstance(op, Convolution):
+            yield "a weight of the convolution", op.weight
         else:
             yield from (("a feed-forward weight", op.w_in), ("a feed-forward output weight", op.w_out))
             if op.w_gate is not None:
@@ -136,6 +138,8 @@ def _true_values(layer: LinearizedLayer) -> Iterator[tuple[str, Tensor]]:
             if sublayer.pre_norm is not None:
                 yield "a norm", sublayer.pre_norm.linear(sublayer.input)
         for op in sublayer.ops:
+            if isinstance(op, Convolution):
+                yield "the convolution", op.preactivation
             if isinstance(op, FeedForward):
                 hidden = get_activation(op.activation)(op.preactivation)
                 yield "the feed-forward network", op.preactivation

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..config import DecompXConfig
-from ..linearize.layer import Attention, AttentionPattern, FeedForward, Sublayer
+from ..linearize.layer import Attention, AttentionPattern, Convolution, Op, Sublayer
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,16 @@ class Reach:
         """At the start each position holds its own token alone."""
         i = torch.arange(n, device=device)
         return cls(i, i)
+
+    @classmethod
+    def around(cls, n: int, radius: int, device: torch.device) -> Reach:
+        """Each position holds the tokens up to ``radius`` away: what a convolution of the embedding makes."""
+        i = torch.arange(n, device=device)
+        return cls((i - radius).clamp_min(0), (i + radius).clamp_max(n - 1))
+
+    def joined(self, other: Reach) -> Reach:
+        """What either reaches; both hold the position itself, so that no hole comes between."""
+        return Reach(torch.minimum(self.first, other.first), torch.maximum(self.last, other.last))
 
     def read(self, positions: Sequence[int]) -> Reach:
         """Of one row that is made of several positions: whatever reaches any of them."""
@@ -61,12 +71,19 @@ def reach_after(sublayer: Sublayer, reach: Reach | None, config: DecompXConfig) 
     for op in ops:
         if reach is not None and isinstance(op, Attention):
             reach = reach.through(op.pattern)
+        if reach is not None and isinstance(op, Convolution):
+            reach = reach.joined(reach_of_convolution(op))
     return reach
 
 
-def active_ops(sublayer: Sublayer, config: DecompXConfig) -> tuple[Attention | FeedForward, ...]:
+def reach_of_convolution(op: Convolution) -> Reach:
+    """Which tokens reach a position within a convolution, which reads the embedding and no state."""
+    return Reach.around(op.embedding.shape[1], op.radius, op.embedding.device)
+
+
+def active_ops(sublayer: Sublayer, config: DecompXConfig) -> tuple[Op, ...]:
     """The operations of a sublayer that are not left out."""
-    return tuple(op for op in sublayer.ops if config.ffn or isinstance(op, Attention))
+    return tuple(op for op in sublayer.ops if config.ffn or op.kind != "ffn")
 
 
 def equal_shares(reach: Reach | None, member: Tensor, n_sources: int, dtype: torch.dtype) -> Tensor:

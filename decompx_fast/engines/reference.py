@@ -13,13 +13,20 @@ from torch import Tensor
 
 from ..activations import get_activation, linear_piece
 from ..config import DecompXConfig
-from ..linearize.layer import Attention, FeedForward, Head, Linearization, LinearizedLayer, Norm, Sublayer
+from ..linearize.layer import Attention, Convolution, FeedForward, Head, Linearization, LinearizedLayer, Norm, Sublayer
 from .accuracy import Conditioning
 from .attribution import Attribution
 from .bias import Rule, safe_norm
 from .dtype_range import check_embedding, check_layer, finite, finite_state
 from .head import head_step
-from .reach import Reach, equal_shares, equal_shares_at_head, reach_after
+from .reach import Reach, active_ops, equal_shares, equal_shares_at_head, reach_after, reach_of_convolution
+
+#: The stages of each kind of sublayer: what it adds, after the residual, after the norm.
+STAGES_OF: dict[str, tuple[str | None, str | None, str | None]] = {
+    "attention": ("attention", "res1", "ln1"),
+    "ffn": ("ffn", "res2", None),
+    "convolution": (None, None, None),
+}
 
 #: Numbers of the FFN hidden that may exist at once; positions are taken in blocks, since they do not mix there.
 FFN_BLOCK = 2**27
@@ -111,12 +118,19 @@ class _Walk:
         self._reach = reach_after(sublayer, self._reach, self._config)
         return before, self.rule()
 
-    def rule(self, name: str | None = None) -> Rule:
-        """The rule here, ``None`` for that of the configuration."""
-        name = name or self._config.bias
+    def rule(self) -> Rule:
+        """The rule here."""
+        return self._rule_of(self._reach)
+
+    def rule_within(self, op: Convolution) -> Rule:
+        """The rule for the biases of a convolution, which reads the embedding and not the state here."""
+        return self._rule_of(reach_of_convolution(op))
+
+    def _rule_of(self, reach: Reach | None) -> Rule:
+        name = self._config.bias
         if name != "equal":
             return Rule(name)
-        return Rule(name, equal_shares(self._reach, self.sources, self._n_sources, torch.float64))
+        return Rule(name, equal_shares(reach, self.sources, self._n_sources, torch.float64))
 
     def rule_at_head(self, head: Head, name: str | None = None) -> Rule:
         """The same for what the head reads."""
@@ -134,8 +148,8 @@ class _Trace:
         self.config = config
         self.stages: dict[str, Tensor] = {}
 
-    def keep(self, stage: str, layer: int, x: Tensor, *, is_norm: bool = False) -> None:
-        if stage not in self.config.stages:
+    def keep(self, stage: str | None, layer: int, x: Tensor, *, is_norm: bool = False) -> None:
+        if stage is None or stage not in self.config.stages:
             return
         if is_norm or self.config.stage_output == "vector":
             value = x.clone()
@@ -177,8 +191,7 @@ def _layer(
     x: Tensor, layer: LinearizedLayer, config: DecompXConfig, trace: _Trace, walk: _Walk, *, first: bool
 ) -> Tensor:
     for sublayer in layer.sublayers:
-        stages = ("attention", "res1", "ln1") if sublayer.has_attention else ("ffn", "res2", None)
-        x = _sublayer(x, sublayer, config, trace, walk, layer.index, stages, first=first)
+        x = _sublayer(x, sublayer, config, trace, walk, layer.index, STAGES_OF[sublayer.kind], first=first)
     return x
 
 
@@ -189,19 +202,22 @@ def _sublayer(
     trace: _Trace,
     walk: _Walk,
     index: int,
-    stages: tuple[str, str, str | None],
+    stages: tuple[str | None, str | None, str | None],
     *,
     first: bool,
 ) -> Tensor:
     """``X <- post_norm(X + out_norm(op(pre_norm(X))))``, equations 5 to 11."""
     with_norm = config.ln1 if sublayer.has_attention else config.ln2
-    ops = [op for op in sublayer.ops if config.ffn or isinstance(op, Attention)]
+    ops = active_ops(sublayer, config)
     before, after = walk.step(sublayer)
     u = _norm(x, sublayer.pre_norm, before) if with_norm else x
     branch, late_bias = torch.zeros_like(x), None
     for op in ops:
         if isinstance(op, FeedForward):
             branch = branch + _feed_forward(u, op, config, before)
+            continue
+        if isinstance(op, Convolution):
+            branch = branch + _convolution(u, op, config, walk)
             continue
         z, bias = _attention(u, op, config, walk.sources, first=first)
         if config.variant == "paper":
@@ -216,8 +232,7 @@ def _sublayer(
     r = after.add(x + branch, late_bias)
     trace.keep(stages[1], index, r)
     y = _norm(r, sublayer.post_norm, after) if with_norm else r
-    if stages[2] is not None:
-        trace.keep(stages[2], index, y)
+    trace.keep(stages[2], index, y)
     return y
 
 
@@ -238,6 +253,18 @@ def _attention(
     alpha = op.pattern.weights().to(x.dtype)
     mixed = torch.einsum("bhij,bjkhv->bikhv", alpha, values).flatten(-2)
     return mixed @ op.w_out.to(x.dtype), bias
+
+
+def _convolution(like: Tensor, op: Convolution, config: DecompXConfig, walk: _Walk) -> Tensor:
+    """``slope * (sum_t E[i+t-r,k] W_t + share of b)``, where ``E`` is the embedding: each token its own source's."""
+    vectors, tokens = op.terms()
+    a = torch.zeros_like(like)  # [b, i, k, d]
+    items, i = torch.arange(len(a), device=a.device)[:, None], torch.arange(a.shape[1], device=a.device)
+    for tap in range(op.taps):
+        a[items, i, walk.sources[:, tokens[:, tap]]] += vectors[:, :, tap].to(a.dtype)
+    rule = walk.rule_within(op)
+    slope, intercept = linear_piece(get_activation(op.activation), op.preactivation, config.activation)
+    return _apply_line(rule.add(a, op.bias), slope, intercept, rule)
 
 
 def _norm(x: Tensor, norm: Norm | None, rule: Rule) -> Tensor:

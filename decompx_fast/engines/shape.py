@@ -29,6 +29,7 @@ class ModelShape:
         foldable: whether all layers have the form of the operator path, rules aside.
         reads_all: whether the head reads the mean of all positions.
         least_kv_heads: of the attention that has the fewest; 0 where all have as many.
+        taps: how many tokens a convolution of the embedding reads at a position; 0 without one.
     """
 
     layers: int
@@ -48,6 +49,7 @@ class ModelShape:
     foldable: bool = True
     reads_all: bool = False
     least_kv_heads: int = 0
+    taps: int = 0
 
     @classmethod
     def from_linearization(cls, linearization: Linearization, layer: LinearizedLayer) -> ModelShape:
@@ -75,7 +77,7 @@ def form_refusal(sublayers: Sequence[Any]) -> str | None:
     if len(sublayers) != 2 or any(len(s.ops) != 1 or s.pre_norm or s.out_norm for s in sublayers):
         return "its layers are not an attention and a network, each with a norm after the residual only"
     attention, network = (s.ops[0] for s in sublayers)
-    if not _is_attention(attention) or _is_attention(network) or _is_gated(network):
+    if attention.kind != "attention" or network.kind != "ffn" or _is_gated(network):
         return "its layers are not an attention and then a plain network"
     return None
 
@@ -83,10 +85,11 @@ def form_refusal(sublayers: Sequence[Any]) -> str | None:
 def _read(layers: Sequence[Sequence[Any]], n_layers: int, d: int, classes: int, reads_all: bool) -> ModelShape:
     sublayers = [sublayer for layer in layers for sublayer in layer]
     ops = [op for sublayer in sublayers for op in sublayer.ops]
-    attentions = [op for op in ops if _is_attention(op)]
-    networks = [op for op in ops if not _is_attention(op)]
+    attentions, networks, convolutions = (
+        [op for op in ops if op.kind == kind] for kind in ("attention", "ffn", "convolution")
+    )
     masks = [getattr(op, "pattern", op) for op in attentions]
-    attending = [s for s in sublayers if any(map(_is_attention, s.ops))]
+    attending = [s for s in sublayers if any(op.kind == "attention" for op in s.ops)]
     return ModelShape(
         layers=n_layers,
         d=d,
@@ -95,24 +98,21 @@ def _read(layers: Sequence[Sequence[Any]], n_layers: int, d: int, classes: int, 
         kv_heads=max((op.kv_heads for op in attentions), default=1),
         head_size=max((_value_size(op) // op.heads for op in attentions), default=1),
         classes=classes,
-        networks=max(sum(not _is_attention(op) for s in layer for op in s.ops) for layer in layers),
+        networks=max(sum(op.kind == "ffn" for s in layer for op in s.ops) for layer in layers),
         gated=any(map(_is_gated, networks)),
         pre_norm=any(s.pre_norm is not None for s in sublayers),
         masked=any(mask.causal or mask.window is not None for mask in masks),
         branches=any(len(s.ops) > 1 for s in attending),
         normed_branches=any(s.out_norm is not None for s in attending),
-        starts_with_attention=bool(sublayers) and _is_attention(sublayers[0].ops[0]),
+        starts_with_attention=bool(sublayers) and sublayers[0].ops[0].kind == "attention",
         foldable=all(form_refusal(layer) is None for layer in layers),
         reads_all=reads_all,
         least_kv_heads=_least([op.kv_heads for op in attentions]),
+        taps=max((op.weight.shape[2] for op in convolutions), default=0),
     )
 
 
-# A linearised operation holds `w_in`, `w_out`, a specified one `into`, `out`; both have `kv_heads` in an attention.
-
-
-def _is_attention(op: Any) -> bool:
-    return hasattr(op, "kv_heads")
+# A linearised operation holds `w_in`, `w_out`, a specified one `into`, `out`.
 
 
 def _value_size(op: Any) -> int:

@@ -11,6 +11,7 @@ from ..errors import InputError, UnsupportedModelError
 from ..linearize.layer import Attention, Linearization, LinearizedLayer
 from ..linearize.linearization import linearize, only_device, unwrap
 from ..linearize.model_run import plain_mode
+from ..linearize.spec import LayerSpec
 from ..request.encoding import Encoded
 from .method import Problem
 
@@ -74,6 +75,18 @@ def attention_of(layer: LinearizedLayer) -> tuple[Attention, Tensor]:
     if len(found) != 1:
         raise UnsupportedModelError(f"layer {layer.index} has {len(found)} attentions, where one was expected")
     return found[0]
+
+
+def refuse_convolutions(layer: LayerSpec, method: str) -> None:
+    """Refuse a convolution, which reads the embedding and not the state.
+
+    Raises:
+        UnsupportedModelError: if the layer has one; names the method that does not know it.
+    """
+    if any(op.kind == "convolution" for sublayer in layer for op in sublayer.ops):
+        raise UnsupportedModelError(
+            f"this model has a convolution of its embedding, which {method} does not know: use decompx for this model"
+        )
 
 
 def head_values(attention: Attention, x: Tensor) -> Tensor:

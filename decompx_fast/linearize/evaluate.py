@@ -7,22 +7,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import singledispatch
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..activations import get_activation
-from .layer import Attention, AttentionPattern, FeedForward, Head, HeadStep, LinearizedLayer, Norm, Sublayer
+from .convolution import Convolution
+from .layer import Attention, AttentionPattern, FeedForward, Head, HeadStep, LinearizedLayer, Norm, Op, Sublayer
 from .spec import (
     NO_CONTEXT,
     Affine,
     AttentionSpec,
     Context,
+    ConvolutionSpec,
     FeedForwardSpec,
     HeadStepSpec,
     LayerSpec,
     NormSpec,
+    OpSpec,
     SublayerSpec,
 )
 
@@ -42,6 +47,14 @@ class Steps:
         norm = Norm(torch.sqrt(second_moment + spec.eps), weight, bias, spec.centre)
         y = norm.linear(x)
         return norm, y if bias is None else y + bias
+
+    def convolve(self, spec: ConvolutionSpec, x: Tensor) -> Tensor:
+        """A convolution with its bias, before its activation; ``[b, i, d]`` to the same."""
+        bias = None if spec.bias is None else spec.bias.to(x.dtype)
+        padding = spec.weight.shape[2] // 2
+        weight = spec.weight.to(x.dtype)
+        y = F.conv1d(x.transpose(1, 2), weight, bias, padding=padding, groups=spec.groups)
+        return y.transpose(1, 2).contiguous()
 
     def activate(self, name: str, z: Tensor) -> Tensor:
         """An activation by its name; elementwise."""
@@ -66,7 +79,7 @@ def linearize_layer(
     state = x
     sublayers = []
     for part in spec:
-        sublayer, state = _linearize_sublayer(part, state, context, steps)
+        sublayer, state = _linearize_sublayer(part, state, x, context, steps)
         sublayers.append(sublayer)
     return LinearizedLayer(index, tuple(sublayers), x, state)
 
@@ -82,7 +95,8 @@ def restore_layer(spec: LayerSpec, layer: LinearizedLayer, context: Context = NO
         if kept.input is None:
             raise ValueError(f"layer {layer.index} was kept without the inputs of its sublayers: compute it anew")
         _, u = _linearize_norm(part.pre_norm, kept.input, COMPUTED)
-        sublayers.append(replace(kept, ops=tuple(_linearize_op(op, u, context, COMPUTED) for op in part.ops)))
+        ops = tuple(_linearize_op(op, u, layer.input, context, COMPUTED) for op in part.ops)
+        sublayers.append(replace(kept, ops=ops))
     return replace(layer, sublayers=tuple(sublayers))
 
 
@@ -110,12 +124,15 @@ def _linearize_step(spec: HeadStepSpec, x: Tensor) -> HeadStep:
     return replace(step, norm=norm)
 
 
-def _linearize_sublayer(spec: SublayerSpec, x: Tensor, context: Context, steps: Steps) -> tuple[Sublayer, Tensor]:
+def _linearize_sublayer(
+    spec: SublayerSpec, x: Tensor, start: Tensor, context: Context, steps: Steps
+) -> tuple[Sublayer, Tensor]:
+    """A sublayer on the state ``x``, of a layer that began with ``start``."""
     pre_norm, u = _linearize_norm(spec.pre_norm, x, steps)
-    ops = tuple(_linearize_op(op, u, context, steps) for op in spec.ops)
-    branch = _branch(spec.ops[0], ops[0], u, steps)
+    ops = tuple(_linearize_op(op, u, start, context, steps) for op in spec.ops)
+    branch = _branch(ops[0], spec.ops[0], u, steps)
     for part, op in zip(spec.ops[1:], ops[1:], strict=True):
-        branch = branch + _branch(part, op, u, steps)
+        branch = branch + _branch(op, part, u, steps)
     out_norm, branch = _linearize_norm(spec.out_norm, branch, steps)
     post_norm, out = _linearize_norm(spec.post_norm, x + branch, steps)
     return Sublayer(ops, pre_norm, out_norm, post_norm, x), out
@@ -125,25 +142,39 @@ def _linearize_norm(spec: NormSpec | None, x: Tensor, steps: Steps) -> tuple[Nor
     return (None, x) if spec is None else steps.normalize(spec, x)
 
 
-def _branch(spec: AttentionSpec | FeedForwardSpec, op: Attention | FeedForward, u: Tensor, steps: Steps) -> Tensor:
+# What each kind of operation does. To add one, register it with both functions.
+
+
+@singledispatch
+def _branch(op: Op, spec: OpSpec, u: Tensor, steps: Steps) -> Tensor:
     """What the op sends into the residual stream, ``[b, i, d]``."""
-    if isinstance(spec, AttentionSpec) and isinstance(op, Attention):
-        return steps.multiply(spec.out, op.context(steps.multiply(spec.value, u)))
-    if isinstance(spec, FeedForwardSpec) and isinstance(op, FeedForward):
-        hidden = steps.activate(op.activation, op.preactivation)
-        return steps.multiply(spec.out, hidden if op.value is None else hidden * op.value)
-    raise TypeError(f"a {type(op).__name__} is not what a {type(spec).__name__} describes")
+    raise TypeError(f"a {type(op).__name__} is no operation of a sublayer")
 
 
-def _linearize_op(
-    spec: AttentionSpec | FeedForwardSpec, u: Tensor, context: Context, steps: Steps
-) -> Attention | FeedForward:
-    if isinstance(spec, AttentionSpec):
-        return _linearize_attention(spec, u, context, steps)
-    return _linearize_ffn(spec, u, steps)
+@_branch.register
+def _(op: Attention, spec: AttentionSpec, u: Tensor, steps: Steps) -> Tensor:
+    return steps.multiply(spec.out, op.context(steps.multiply(spec.value, u)))
 
 
-def _linearize_attention(spec: AttentionSpec, u: Tensor, context: Context, steps: Steps) -> Attention:
+@_branch.register
+def _(op: FeedForward, spec: FeedForwardSpec, u: Tensor, steps: Steps) -> Tensor:
+    hidden = steps.activate(op.activation, op.preactivation)
+    return steps.multiply(spec.out, hidden if op.value is None else hidden * op.value)
+
+
+@_branch.register
+def _(op: Convolution, spec: ConvolutionSpec, u: Tensor, steps: Steps) -> Tensor:
+    return steps.activate(op.activation, op.preactivation)
+
+
+@singledispatch
+def _linearize_op(spec: OpSpec, u: Tensor, start: Tensor, context: Context, steps: Steps) -> Op:
+    """An op on ``u`` ``[b, i, d]``, in a layer that began with the state ``start``."""
+    raise TypeError(f"a {type(spec).__name__} describes no operation of a sublayer")
+
+
+@_linearize_op.register
+def _(spec: AttentionSpec, u: Tensor, start: Tensor, context: Context, steps: Steps) -> Attention:
     query = steps.multiply(spec.query, u).unflatten(-1, (spec.heads, -1)).transpose(1, 2)  # [b, h, i, v]
     key = steps.multiply(spec.key, u).unflatten(-1, (spec.kv_heads, -1)).transpose(1, 2)  # [b, g, j, v]
     bias = None
@@ -154,7 +185,8 @@ def _linearize_attention(spec: AttentionSpec, u: Tensor, context: Context, steps
     return Attention(pattern, value.weight, value.bias, out.weight, out.bias, spec.heads, spec.kv_heads)
 
 
-def _linearize_ffn(spec: FeedForwardSpec, u: Tensor, steps: Steps) -> FeedForward:
+@_linearize_op.register
+def _(spec: FeedForwardSpec, u: Tensor, start: Tensor, context: Context, steps: Steps) -> FeedForward:
     into, out = spec.into.to(u.dtype), spec.out.to(u.dtype)
     name = get_activation(spec.activation).name
     if spec.gate is None:
@@ -162,3 +194,10 @@ def _linearize_ffn(spec: FeedForwardSpec, u: Tensor, steps: Steps) -> FeedForwar
     gate = spec.gate.to(u.dtype)
     zeta, value = steps.multiply(spec.gate, u), steps.multiply(spec.into, u)
     return FeedForward(into.weight, into.bias, out.weight, out.bias, name, zeta, gate.weight, gate.bias, value=value)
+
+
+@_linearize_op.register
+def _(spec: ConvolutionSpec, u: Tensor, start: Tensor, context: Context, steps: Steps) -> Convolution:
+    weight, bias = spec.weight.to(u.dtype), None if spec.bias is None else spec.bias.to(u.dtype)
+    name = get_activation(spec.activation).name
+    return Convolution(weight, bias, spec.groups, name, start, steps.convolve(spec, start))

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +24,7 @@ from torch import Tensor
 
 from ..activations import get_activation
 from ..errors import UnsupportedModelError
+from .convolution import Convolution as Convolution  # engines take all that a layer is made of from here
 
 #: How large a block of attention weights may be. Larger blocks leave the cache of a CPU and gain nothing on a GPU.
 WORKSPACE_BYTES = 64 << 20
@@ -190,6 +191,8 @@ class Attention:
         heads, kv_heads: ``H`` and ``G``.
     """
 
+    kind: ClassVar[str] = "attention"
+
     pattern: AttentionPattern
     w_value: Tensor
     b_value: Tensor | None
@@ -247,6 +250,8 @@ class FeedForward:
         value: ``[b, i, f]``, the true ``x W_1 + b_1`` that the gate multiplies; ``None`` without a gate.
     """
 
+    kind: ClassVar[str] = "ffn"
+
     w_in: Tensor
     b_in: Tensor | None
     w_out: Tensor
@@ -276,17 +281,21 @@ class FeedForward:
         return out if self.b_out is None else out + self.b_out
 
 
+#: An operation of a sublayer; its ``kind`` is what engines choose their treatment of it by.
+Op = Attention | FeedForward | Convolution
+
+
 @dataclass(frozen=True)
 class Sublayer:
     """``x <- post_norm(x + out_norm(sum_op op(pre_norm(x))))``; each norm optional, several ops run in parallel.
 
     Attributes:
-        ops: in parallel.
+        ops: in parallel; a convolution stands alone, without ``pre_norm`` and ``out_norm``.
         pre_norm, out_norm, post_norm: or ``None``.
         input: ``[b, i, d]``, the true state ``x``; ``None`` where it was not kept.
     """
 
-    ops: tuple[Attention | FeedForward, ...]
+    ops: tuple[Op, ...]
     pre_norm: Norm | None = None
     out_norm: Norm | None = None
     post_norm: Norm | None = None
@@ -295,6 +304,11 @@ class Sublayer:
     @property
     def has_attention(self) -> bool:
         return any(isinstance(op, Attention) for op in self.ops)
+
+    @property
+    def kind(self) -> str:
+        """``attention`` if one is among the operations, else what they are."""
+        return Attention.kind if self.has_attention else self.ops[0].kind
 
 
 @dataclass(frozen=True)

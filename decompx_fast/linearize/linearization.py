@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from ..errors import InputError, NumericalError, UnsupportedModelError
 from .evaluate import linearize_head, linearize_layer, restore_layer
 from .families import FAMILIES
+from .families.unsupported import UNSUPPORTED
 from .layer import Head, LinearizedLayer
 from .model_run import ModelRun, check_embedding_mode, plain_mode, run_model, undisturbed
 from .record import Record
@@ -64,14 +65,18 @@ def find_family(model: nn.Module) -> Callable[[nn.Module], ModelSpec]:
     """The function that describes this architecture.
 
     Raises:
-        UnsupportedModelError: lists what is supported.
+        UnsupportedModelError: says why it is not, where that is known, and lists what is supported.
     """
     for cls in type(model).__mro__:
         if cls.__name__ in FAMILIES:
             return FAMILIES[cls.__name__]
-    raise UnsupportedModelError(
-        f"{type(model).__name__} cannot be explained yet: supported are {', '.join(supported_architectures())}"
-    )
+    supported = f"supported are {', '.join(supported_architectures())}"
+    for cls in type(model).__mro__:
+        if cls.__name__ in UNSUPPORTED:
+            raise UnsupportedModelError(
+                f"{type(model).__name__} cannot be explained exactly: {UNSUPPORTED[cls.__name__]}; {supported}"
+            )
+    raise UnsupportedModelError(f"{type(model).__name__} cannot be explained yet: {supported}")
 
 
 def describe(model: nn.Module) -> ModelSpec:

@@ -110,14 +110,17 @@ class _Listener:
         state = given.pop(next(iter(given)))
         if not self.states:
             self.states.append(state)
-        self.contexts.append({name: _detached(value) for name, value in given.items()})
+        # Nothing else is read, and a cache of keys and values would live on here.
+        tensors = {name: value for name, value in given.items() if isinstance(value, (Tensor, tuple))}
+        self.contexts.append({name: _detached(value) for name, value in tensors.items()})
 
     def note_state(self, module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
         """After whatever gives the state after a layer."""
         done, expected = len(self.states) - 1, self._spec.state_modules
         if 0 <= done < len(expected) and expected[done] is not module:
             return
-        self.states.append(output[0] if isinstance(output, tuple) else output)
+        state = output[0] if isinstance(output, tuple) else output
+        self.states.append(state.clone() if self._spec.in_place else state)
         if self._record is not None and 0 <= done < len(self.contexts):
             with plain_mode(self.states[-1].device):
                 self._record.end_layer(done, self.states[-2], self.states[-1], self.contexts[done])

@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from .evaluate import Steps, linearize_layer
 from .layer import KEEP_BYTES, LinearizedLayer, Norm, Shelf
 from .private_copy import original
-from .spec import Affine, AttentionSpec, Context, LayerSpec, NormSpec
+from .spec import Affine, AttentionSpec, Context, ConvolutionSpec, FeedForwardSpec, LayerSpec, NormSpec
 
 #: Random directions of the check.
 DIRECTIONS = 8
@@ -69,6 +69,8 @@ class _Recorded(Steps):
         self._outputs = outputs
 
     def multiply(self, map_: Affine, x: Tensor) -> Tensor:
+        if map_.module is None:  # no module gives its output
+            return super().multiply(map_, x)
         y, weight = self._output(map_, x.shape[:-1]), map_.weight
         if x.shape[-1] != weight.shape[0] or y.shape[-1] != weight.shape[1]:
             raise NotRecorded
@@ -230,13 +232,14 @@ def _maps(layer: LayerSpec) -> Iterator[Affine]:
         for op in sublayer.ops:
             if isinstance(op, AttentionSpec):
                 yield from (op.query, op.key, op.value, op.out)
-            else:
+            elif isinstance(op, FeedForwardSpec):
                 yield from (map_ for map_ in (op.into, op.out, op.gate) if map_ is not None)
 
 
 def _weights(layer: LayerSpec) -> Iterator[Tensor]:
     norms = (norm for part in layer for norm in (part.pre_norm, part.out_norm, part.post_norm) if norm is not None)
     found = [(map_.weight, map_.bias) for map_ in _maps(layer)] + [(norm.weight, norm.bias) for norm in norms]
+    found += [(op.weight, op.bias) for part in layer for op in part.ops if isinstance(op, ConvolutionSpec)]
     yield from (tensor for pair in found for tensor in pair if tensor is not None)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -100,6 +100,8 @@ class AttentionSpec:
             attention weights alone, and those are constants.
     """
 
+    kind: ClassVar[str] = "attention"
+
     query: Affine
     key: Affine
     value: Affine
@@ -116,6 +118,8 @@ class AttentionSpec:
 class FeedForwardSpec:
     """A feed-forward network; gated where ``gate`` is given."""
 
+    kind: ClassVar[str] = "ffn"
+
     into: Affine
     out: Affine
     activation: str
@@ -123,10 +127,33 @@ class FeedForwardSpec:
 
 
 @dataclass(frozen=True)
-class SublayerSpec:
-    """``x <- post_norm(x + out_norm(sum_op op(pre_norm(x))))``."""
+class ConvolutionSpec:
+    """``act(conv(e) + b)`` over the embedding ``e``, not over the state that it is added to.
 
-    ops: tuple[AttentionSpec | FeedForwardSpec, ...]
+    Attributes:
+        weight: ``[d_out, d_in / groups, t]`` with an odd number of taps ``t``; the ends are padded with zeros.
+        bias: ``[d_out]`` or ``None``.
+        groups: how many parts of the hidden state are convolved apart.
+        activation: a name.
+    """
+
+    kind: ClassVar[str] = "convolution"
+
+    weight: Tensor
+    bias: Tensor | None
+    groups: int
+    activation: str
+
+
+#: An operation as weights.
+OpSpec = AttentionSpec | FeedForwardSpec | ConvolutionSpec
+
+
+@dataclass(frozen=True)
+class SublayerSpec:
+    """``x <- post_norm(x + out_norm(sum_op op(pre_norm(x))))``; a convolution stands alone, in the first layer."""
+
+    ops: tuple[OpSpec, ...]
     pre_norm: NormSpec | None = None
     out_norm: NormSpec | None = None
     post_norm: NormSpec | None = None
@@ -174,6 +201,8 @@ class ModelSpec:
             be compared with no more closely.
         prepare: changes the private copy of the model as its ``forward`` would for these inputs, before it is run; or
             refuses them.
+        in_place: whether the model goes on to change the states that leave ``state_modules`` in place, if only by a
+            mask that hides nothing: then a copy is kept.
     """
 
     layer_modules: tuple[nn.Module, ...]
@@ -184,14 +213,19 @@ class ModelSpec:
     state_modules: tuple[nn.Module, ...] = ()
     in_float32: bool = False
     prepare: Callable[[nn.Module, Mapping[str, Tensor]], None] | None = None
+    in_place: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "state_modules", self.state_modules or self.layer_modules)
+        for index, layer in enumerate(self.layers):
+            _check_convolutions(layer, index)
 
     @property
     def width(self) -> int:
         """The size of a hidden state, ``d``."""
         op = self.layers[0][0].ops[0]
+        if isinstance(op, ConvolutionSpec):
+            return op.weight.shape[0]
         return (op.value if isinstance(op, AttentionSpec) else op.into).weight.shape[0]
 
     @property
@@ -199,6 +233,17 @@ class ModelSpec:
         """How many logits the head gives."""
         maps = [step.map for step in self.head if step.map is not None]
         return maps[-1].weight.shape[1] if maps else self.width
+
+
+def _check_convolutions(layer: LayerSpec, index: int) -> None:
+    """What engines rely on: a convolution reads the embedding, which is the first layer's input, and stands alone."""
+    for part in layer:
+        if any(isinstance(op, ConvolutionSpec) for op in part.ops):
+            if index or len(part.ops) > 1 or part.pre_norm is not None or part.out_norm is not None:
+                raise ValueError(
+                    f"layer {index} has a convolution: it must be in layer 0, the only operation of its sublayer, "
+                    "without pre_norm and out_norm"
+                )
 
 
 def norm_module(module: nn.Module, name: str) -> nn.LayerNorm:
@@ -225,6 +270,15 @@ def layer_norm(module: nn.Module, name: str) -> NormSpec:
     return NormSpec(_vector(norm.weight), _vector(norm.bias), norm.eps)
 
 
+def own_layer_norm(module: nn.Module, name: str) -> NormSpec:
+    """The parameters of a LayerNorm of a project's own class, ``(x - mean(x)) / sqrt(var(x) + eps) * weight + bias``.
+
+    Raises:
+        UnsupportedModelError: if it computes anything else.
+    """
+    return _norm_by_formula(module, name, "a LayerNorm", centre=True)
+
+
 def embedding_module(module: nn.Module, name: str) -> nn.Embedding:
     """An embedding, or the first in a wrapper round it: adapters keep its size.
 
@@ -237,8 +291,8 @@ def embedding_module(module: nn.Module, name: str) -> nn.Embedding:
     raise _unsupported(name, module, "an embedding")
 
 
-#: How far an RMSNorm may be from its formula, relative to its largest value: most compute in float32.
-RMS_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-5}
+#: How far a norm of a project's own may be from its formula, relative to its largest value: most compute in float32.
+OWN_NORM_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-5}
 
 
 def rms_norm(module: nn.Module, name: str) -> NormSpec:
@@ -247,17 +301,24 @@ def rms_norm(module: nn.Module, name: str) -> NormSpec:
     Raises:
         UnsupportedModelError: if it computes anything else.
     """
-    weight = getattr(module, "weight", None)
+    return _norm_by_formula(module, name, "an RMSNorm", centre=False)
+
+
+def _norm_by_formula(module: nn.Module, name: str, kind: str, *, centre: bool) -> NormSpec:
+    """The parameters of a norm of whatever class, if it computes what they say."""
+    weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
     eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
-    if not isinstance(weight, Tensor) or not isinstance(eps, float) or getattr(module, "bias", None) is not None:
-        raise _unsupported(name, module, "an RMSNorm")
+    if not isinstance(weight, Tensor) or not isinstance(eps, float) or isinstance(bias, Tensor) != centre:
+        raise _unsupported(name, module, kind)
     generator = torch.Generator("cpu").manual_seed(0)
     x = torch.randn(2, 1, len(weight), generator=generator, device="cpu").to(weight)
-    expected = x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight
+    centred = x - x.mean(-1, keepdim=True) if centre else x
+    expected = centred / (centred.square().mean(-1, keepdim=True) + eps).sqrt() * weight
+    expected = expected if bias is None else expected + bias
     gap = (module(x) - expected).abs().max() / expected.abs().max().clamp_min(1e-30)
-    if not gap <= RMS_TOLERANCE.get(weight.dtype, 2e-2):
-        raise _unsupported(name, module, f"an RMSNorm (it differs from one by {gap:.1e} of its size)")
-    return NormSpec(_vector(weight), None, eps, centre=False)
+    if not gap <= OWN_NORM_TOLERANCE.get(weight.dtype, 2e-2):
+        raise _unsupported(name, module, f"{kind} (it differs from one by {gap:.1e} of its size)")
+    return NormSpec(_vector(weight), _vector(bias), eps, centre)
 
 
 def affine(module: nn.Module, name: str, features: int) -> Affine:
@@ -287,6 +348,26 @@ def affine(module: nn.Module, name: str, features: int) -> Affine:
             "tensor: load the model in float32, float16 or bfloat16, whole on one device"
         )
     return Affine(weight.detach().t(), _vector(linear.bias), module)
+
+
+def convolution(module: nn.Module, name: str, activation: str) -> ConvolutionSpec:
+    """The parameters of a convolution that keeps the number of positions.
+
+    Args:
+        module, name: as for :func:`affine`.
+        activation: what follows it, by name.
+
+    Raises:
+        UnsupportedModelError: if it is something else.
+    """
+    _refuse_quantized(module, name)
+    if not isinstance(module, nn.Conv1d) or type(module).forward is not nn.Conv1d.forward:
+        raise _unsupported(name, module, "a one-dimensional convolution")
+    taps = module.kernel_size[0]
+    plain = (module.stride, module.dilation, module.padding_mode) == ((1,), (1,), "zeros")
+    if not plain or taps % 2 == 0 or module.padding != (taps // 2,):
+        raise _unsupported(name, module, "a convolution of an odd width that pads its ends with zeros")
+    return ConvolutionSpec(module.weight.detach(), _vector(module.bias), module.groups, activation)
 
 
 def _vector(tensor: Tensor | None) -> Tensor | None:

@@ -62,7 +62,7 @@ class AdjointPlan(PlanText):
     def constants_bytes(self) -> int:
         """Queries, keys and pre-activations: of all layers as far as they are kept, and of one that is made anew."""
         s = self.shape
-        layer = s.f * (s.networks + s.gated) + (s.heads + s.kv_heads) * s.head_size
+        layer = s.f * (s.networks + s.gated) + s.d * bool(s.taps) + (s.heads + s.kv_heads) * s.head_size
         layer_bytes = layer * self._positions * self.dtype.itemsize
         whole = s.layers * layer_bytes
         return whole if whole <= KEEP_BYTES else KEEP_BYTES + layer_bytes
@@ -98,7 +98,9 @@ class AdjointPlan(PlanText):
         last = self.batch * (network + 2 * s.d * mixed + 2 * self.n * mixed) + self._positions * 2 * s.d * values
         weights = 2 * self.batch * pairs * mixed
         forward = self._positions * (4 * s.d * (mixed + values) + 2 * s.d * s.f * (2 + s.gated) * s.networks)
+        convolution = 2 * self._positions * s.taps * s.d * s.d * (1 + self.directions)
         return {
+            **({"convolution": convolution} if s.taps else {}),
             "forward pass": s.layers * (forward + 2 * weights),
             "attention weights": s.layers * weights * -(-self.directions // self.at_once),
             "pull-backs": self.directions * ((s.layers - 1) * dense + last),

@@ -5,6 +5,7 @@ bias contributes ``g . b`` to ``y``:
 
     norm          y = C(x) / s * gamma              g -> C(g * gamma / s),      C(x) = x - mean_d(x) = C^T
     feed-forward  y = (slope * (x W_1)) W_2         g -> (slope * (g W_2^T)) W_1^T
+    convolution   y[i] = slope * sum_t e[i+t-r] W_t     g[j] -> sum_t (slope * g)[j-t+r] W_t^T   (to the embedding e)
     attention     y[i] = sum_hj alpha[h,i,j] x[j] W_V^h W_O^h
                                                     g[j] -> sum_hi alpha[h,i,j] g[i] (W_V^h W_O^h)^T
 
@@ -23,7 +24,7 @@ from torch import Tensor
 
 from ...activations import get_activation, linear_piece
 from ...config import DecompXConfig
-from ...linearize.layer import WORKSPACE_BYTES, Attention, AttentionPattern, FeedForward, HeadStep, Norm
+from ...linearize.layer import WORKSPACE_BYTES, Attention, AttentionPattern, Convolution, FeedForward, HeadStep, Norm
 from ..blocks import blocks
 from ..head import head_piece
 
@@ -73,6 +74,18 @@ def pull_feed_forward(op: FeedForward, g: Tensor, rows: slice, config: DecompXCo
             value = op.value[:, positions]
             out[:, :, block] = _pull_gated(op, op.w_gate, value, hidden, positions, config, ledger)
     return out
+
+
+def pull_convolution(
+    op: Convolution, g: Tensor, rows: slice, config: DecompXConfig, ledger: BiasLedger
+) -> tuple[Tensor, slice]:
+    """Back through a convolution to the embedding; ``[b, m, i, d]`` of ``rows`` to ``[b, m, j, d]`` of other rows."""
+    activation = get_activation(op.activation)
+    slope, intercept = linear_piece(activation, op.preactivation[:, rows], config.activation)
+    ledger.add("convolution.intercept", g, intercept, rows)
+    g = g * slope.unsqueeze(1)
+    ledger.add("convolution.in", g, op.bias, rows)
+    return op.transposed(g, rows)
 
 
 def _pull_activation(op: FeedForward, hidden: Tensor, rows: slice, config: DecompXConfig, ledger: BiasLedger) -> Tensor:

@@ -32,6 +32,7 @@ from ...config import LINEAR_BIAS_RULES, DecompXConfig
 from ...errors import InputError, OptionError
 from ...linearize.layer import (
     Attention,
+    Convolution,
     FeedForward,
     Linearization,
     LinearizedLayer,
@@ -43,9 +44,9 @@ from ..attribution import Attribution, SiteShare
 from ..bias import add_bias
 from ..blocks import blocks
 from ..dtype_range import finite
-from ..reach import Reach, active_ops, reach_after
+from ..reach import Reach, active_ops, reach_after, reach_of_convolution
 from .ledger import Ledger
-from .pullback import pull_attention, pull_feed_forward, pull_head_step, pull_norm
+from .pullback import pull_attention, pull_convolution, pull_feed_forward, pull_head_step, pull_norm
 from .tape import Tape
 
 
@@ -252,6 +253,10 @@ def _pull_layer(
     return g, rows
 
 
+#: What the norms of each kind of sublayer are called as places of biases.
+NORMS_OF = {"attention": "ln1", "ffn": "ln2", "convolution": "convolution.norm"}
+
+
 def _pull_sublayer(
     sublayer: Sublayer,
     reach: Reach | None,
@@ -263,7 +268,8 @@ def _pull_sublayer(
     value_bias_rides: bool,
 ) -> tuple[Tensor, slice]:
     """Back through ``x <- post_norm(x + out_norm(sum_op op(pre_norm(x))))``; ``reach`` is that of ``x``."""
-    name, with_norms = ("ln1", config.ln1) if sublayer.has_attention else ("ln2", config.ln2)
+    kind = sublayer.kind
+    name, with_norms = NORMS_OF[kind], config.ln1 if sublayer.has_attention else config.ln2
 
     def pull(norm: Norm | None, place: str, g: Tensor, rows: slice) -> Tensor:
         if norm is None or not with_norms:
@@ -271,7 +277,6 @@ def _pull_sublayer(
         ledger.add(place, g, norm.bias, rows)
         return pull_norm(norm, g, rows)
 
-    kind = "attention" if sublayer.has_attention else "ffn"
     x = sublayer.input
     ledger.reach = reach_after(sublayer, reach, config)
     g = pull(sublayer.post_norm, name, g, rows)
@@ -288,6 +293,11 @@ def _pull_sublayer(
             if x is not None:
                 ledger.carry("attention", part, normed, slice(0, part.shape[2]))
             u, u_rows = part if u is None else u.add_(part), slice(0, part.shape[2])
+        elif isinstance(op, Convolution):  # back to the embedding at once, whose vectors are the tokens' own
+            ledger.reach = reach_of_convolution(op)
+            part, tokens = pull_convolution(op, branch, rows, config, ledger)
+            ledger.credit((part * op.embedding[:, None, tokens]).sum(-1), tokens)
+            ledger.carry("convolution", part, op.embedding[:, tokens], tokens)
         else:
             ledger.reach = reach
             part = pull_feed_forward(op, branch, rows, config, ledger)

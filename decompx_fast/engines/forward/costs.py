@@ -145,7 +145,7 @@ class Costs:
         s = self.shape
         branch, networks = s.keeps_branch(self.config), s.networks if self.config.ffn else 0
         vectors = int(s.pre_norm)
-        if networks or s.normed_branches:
+        if networks or s.normed_branches or s.taps:
             vectors += (not branch) + (networks > 0 and (branch or networks > 1))
         hidden = 0 if not networks or self.fused else s.f * (2 if s.gated and self.config.gate == "half" else 1)
         return self.k * (vectors * s.d + hidden)
@@ -166,8 +166,13 @@ class Costs:
     def layer_bytes(self) -> int:
         """The constants of one layer: queries, keys, pre-activations, and the true states before and after."""
         s = self.shape
-        hidden = s.f * (s.networks + s.gated)
+        hidden = s.f * (s.networks + s.gated) + s.d * bool(s.taps)
         return self.positions * self.constant * (hidden + (s.heads + s.kv_heads) * s.head_size + 2 * s.d)
+
+    def convolved_bytes(self) -> int:
+        """What the taps of a convolution give each position, and one of them while it is made."""
+        s = self.shape
+        return self.positions * s.d * (s.taps * (self.constant + self.cast) + self.constant) if s.taps else 0
 
     def linearizing_bytes(self) -> int:
         """While the next layer is linearised: both, and what its activation is computed from."""
@@ -289,7 +294,7 @@ class Costs:
     def beside_bytes(self, blocks: Blocks, path: str, branch: int = 0) -> int:
         """The same without the state and what stays; ``branch``: what an attention gives, where it is kept apart."""
         phases = max(self.mixing_bytes(blocks), self.position_wise_bytes(blocks, path), self.row_bytes())
-        layer = self.layer_bytes() + phases + branch
+        layer = self.layer_bytes() + self.convolved_bytes() + phases + branch
         return self.buffer_numel(blocks, path) * self.item + max(self.linearizing_bytes(), layer)
 
     # Operations ---------------------------------------------------------------------------------------------------
@@ -322,4 +327,6 @@ class Costs:
             "position-wise": whole * self.positions * (folded if path == "operator" else direct),
             "last row": last,
         }
+        if s.taps:
+            parts["convolution"] = 2 * self.positions * s.taps * s.d * s.d
         return {name: max(int(count), 0) for name, count in parts.items()}

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ...activations import get_activation, linear_piece
 from ...config import DecompXConfig
-from ...linearize.layer import Attention, FeedForward, Norm, Sublayer
+from ...linearize.layer import Attention, Convolution, FeedForward, Norm, Op, Sublayer
 from ...ops import network, network_is_fused
 from ..blocks import Workspace, carve, matmul, wide
 from .sharing import KNOWN_BEFORE, PendingBias, Sharing
@@ -176,9 +176,11 @@ def at_rows(sublayer: Sublayer, rows: slice) -> Sublayer:
     def norm(part: Norm | None) -> Norm | None:
         return None if part is None else dataclasses.replace(part, std=part.std.reshape(1, -1)[:, rows])
 
-    def operation(op: Attention | FeedForward) -> Attention | FeedForward:
+    def operation(op: Op) -> Op:
         if isinstance(op, Attention):
             return op
+        if isinstance(op, Convolution):
+            return dataclasses.replace(op, preactivation=op.preactivation.flatten(0, 1)[None, rows])
         value = None if op.value is None else op.value.flatten(0, 1)[None, rows]
         return dataclasses.replace(op, preactivation=op.preactivation.flatten(0, 1)[None, rows], value=value)
 

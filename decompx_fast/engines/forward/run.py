@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ...config import DecompXConfig
 from ...errors import InputError
-from ...linearize.layer import Linearization, LinearizedLayer, Norm, Sublayer
+from ...linearize.layer import Convolution, Linearization, LinearizedLayer, Norm, Sublayer
 from ...ops.shares import safe_norm
 from ..accuracy import Conditioning
 from ..attribution import Attribution
@@ -24,10 +24,11 @@ from ..bias import Rule, add_bias
 from ..blocks import Workspace, blocks, wide
 from ..dtype_range import check_embedding, check_layer, finite, finite_state
 from ..head import head_step
-from ..reach import Reach, equal_shares, equal_shares_at_head, reach_after
+from ..reach import Reach, equal_shares, equal_shares_at_head, reach_after, reach_of_convolution
 from ..shape import ModelShape, form_refusal
 from .attention import Mixing, attend_, attend_first, attend_row
 from .checks import check_options, check_positions, count_sources
+from .convolution import Convolved, finish_convolution_
 from .direct import at_rows, finish_sublayer_
 from .operator import finish_by_operator_
 from .plan import Plan, plan
@@ -138,11 +139,13 @@ def _start(
 
 @dataclass(frozen=True)
 class _Step:
-    """A sublayer, and how biases reach the sources before an attention in it, and after."""
+    """A sublayer, and how biases reach the sources before an attention in it, and after; for a convolution also what
+    it gives each position."""
 
     sublayer: Sublayer
     before: Sharing
     after: Sharing
+    convolved: Convolved | None = None
 
 
 @dataclass
@@ -196,20 +199,21 @@ class _Run:
 
     def _step(self, sublayer: Sublayer) -> _Step:
         """The sublayer as the next one to be gone through."""
-        before = self._sharing_here()
+        before = self._sharing_among(self.reach)
         self.reach = reach_after(sublayer, self.reach, self.config)
-        return _Step(sublayer, before, self._sharing_here())
+        step, op = _Step(sublayer, before, self._sharing_among(self.reach)), sublayer.ops[0]
+        if not isinstance(op, Convolution):
+            return step
+        sharing = self._sharing_among(reach_of_convolution(op))
+        return dataclasses.replace(step, convolved=Convolved.of(op, self.mixing.member, sharing, self.dtype))
 
-    def _sharing_here(self) -> Sharing:
+    def _sharing_among(self, reach: Reach | None) -> Sharing:
         """How biases reach the sources that have come so far."""
         if self.config.bias != "equal":
             return self.sharing
-        return dataclasses.replace(self.sharing, known=self._equal_shares().flatten(0, 1)[None])
-
-    def _equal_shares(self) -> Tensor:
-        """``[b, i, k]``, an equal share for each source that has reached a position."""
         n_sources = self.plan.costs.k - self.sharing.collects
-        return equal_shares(self.reach, self.mixing.member, n_sources, wide(self.dtype))
+        shares = equal_shares(reach, self.mixing.member, n_sources, wide(self.dtype))  # [b, i, k]
+        return dataclasses.replace(self.sharing, known=shares.flatten(0, 1)[None])
 
     def _equal_shares_at_head(self) -> Tensor:
         """The same for what the head reads, ``[b, k]``."""
@@ -290,6 +294,10 @@ class _Run:
         """Everything position-wise of a segment, at some rows of the state and their constants."""
         x = x.flatten(0, 1)[None, rows]  # [1, p, k, d]
         for step in part:
+            if step.convolved is not None:
+                sublayer, convolved = at_rows(step.sublayer, constants), step.convolved.at(constants)
+                finish_convolution_(x, sublayer, convolved, self.config, step.after.at(constants), self.workspace)
+                continue
             finish_sublayer_(
                 x,
                 at_rows(step.sublayer, constants),

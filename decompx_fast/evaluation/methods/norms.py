@@ -24,7 +24,16 @@ from ...linearize.evaluate import linearize_layer
 from ...linearize.layer import Linearization, LinearizedLayer
 from ...linearize.linearization import specification
 from ...linearize.spec import LayerSpec, NormSpec
-from ..linearized import attention_of, by_layer, head_values, normalize_rows, rollout, score_batches, with_residual
+from ..linearized import (
+    attention_of,
+    by_layer,
+    head_values,
+    normalize_rows,
+    refuse_convolutions,
+    rollout,
+    score_batches,
+    with_residual,
+)
 from ..method import Problem, method
 
 
@@ -199,6 +208,7 @@ def _distances(layer: LinearizedLayer, spec: LayerSpec) -> Tensor:
         raise UnsupportedModelError(
             f"layer {layer.index} has attention elsewhere than at its start: value zeroing needs it there alone"
         )
+    refuse_convolutions(spec, "value zeroing")
     x, (_, u) = layer.input, attention_of(layer)
     branch = torch.stack([op(u) for op in first.ops]).sum(0)
     branch = branch.unsqueeze(2) - _mixed(layer)  # [b, i, j, d]

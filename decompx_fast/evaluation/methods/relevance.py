@@ -34,12 +34,14 @@ from ...linearize.spec import (
     Affine,
     AttentionSpec,
     Context,
+    ConvolutionSpec,
     FeedForwardSpec,
     HeadStepSpec,
     LayerSpec,
     NormSpec,
     SublayerSpec,
 )
+from ..linearized import refuse_convolutions
 from ..method import Problem, method
 from .logits import class_logit, on_device, plain_autograd
 
@@ -148,9 +150,14 @@ def feed_forward(spec: FeedForwardSpec, u: Tensor) -> Tensor:
 
 
 def _sublayer(spec: SublayerSpec, x: Tensor, context: Context) -> Tensor:
+    refuse_convolutions((spec,), "relevance")
     u = norm(spec.pre_norm, x)
     branch = torch.stack(
-        [attention(op, u, context) if isinstance(op, AttentionSpec) else feed_forward(op, u) for op in spec.ops]
+        [
+            feed_forward(op, u) if isinstance(op, FeedForwardSpec) else attention(op, u, context)
+            for op in spec.ops
+            if not isinstance(op, ConvolutionSpec)  # refused above
+        ]
     ).sum(0)
     return norm(spec.post_norm, x + norm(spec.out_norm, branch))
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..spec import ModelSpec
-from . import albert, bert, bigbird, deberta, distilbert, modernbert, mpnet, prenorm, rotary
+from . import albert, bert, bigbird, deberta, distilbert, modernbert, mpnet, prenorm, rotary, xlm
 
 #: What describes a model, by the name of its class in transformers.
 FAMILIES: dict[str, Callable[[Any], ModelSpec]] = {
@@ -23,4 +23,5 @@ FAMILIES: dict[str, Callable[[Any], ModelSpec]] = {
     **mpnet.FAMILIES,
     **prenorm.FAMILIES,
     **rotary.FAMILIES,
+    **xlm.FAMILIES,
 }

@@ -1,12 +1,15 @@
-"""DeBERTa v2 and v3: BERT's layers whose attention also compares contents with relative positions."""
+"""DeBERTa, all three versions: BERT's layers whose attention also compares contents with relative positions."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from ...errors import UnsupportedModelError
-from ..spec import Affine, Context, LayerSpec, ModelSpec, SublayerSpec
+from ..spec import Affine, AttentionSpec, Context, LayerSpec, ModelSpec, SublayerSpec
 from .parts import Module, Parts, embedding_limits, model_spec
 
 
@@ -16,15 +19,13 @@ class DisentangledPositions:
     Source: He et al., DeBERTa (ICLR 2021), equation 4; the scale is that of all its terms.
     """
 
-    def __init__(self, layer: Parts, scale: float) -> None:
-        attention = layer.below("attention.self")
-        names = ("key_proj", "query_proj") if attention["share_att_key"] else ("pos_key_proj", "pos_query_proj")
+    def __init__(self, attention: Parts, names: tuple[str, str], span: int, scale: float) -> None:
+        """``names`` are those of the maps of embedded distances to keys and to queries; distances end at ``span``."""
         kinds = attention["pos_att_type"]
         self.key, self.query = (
             attention.affine(name) if kind in kinds else None for name, kind in zip(names, ("c2p", "p2c"), strict=True)
         )
-        self.span = attention["pos_ebd_size"]
-        self.scale = scale
+        self.span, self.scale = span, scale
 
     def __call__(self, query: Tensor, key: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor | None]:
         distances = context["relative_pos"].to(torch.long).view(query.shape[2], key.shape[2])  # [i, j]
@@ -46,19 +47,26 @@ class DisentangledPositions:
         return map_.to(like.dtype)(embedded).unflatten(-1, (like.shape[1], -1)).transpose(0, 1)  # [h, distance, v]
 
 
+def scale_of(size: int, terms: int) -> float:
+    """The scale of each of the terms of the logits; the model takes its root in float32, whatever it computes in."""
+    return 1 / torch.tensor(float(size * terms), dtype=torch.float32).sqrt().item()
+
+
 def deberta_layer(layer: Parts) -> LayerSpec:
     """Attention, add and norm, feed-forward, add and norm."""
-    heads, size = layer["attention.self.num_attention_heads"], layer["attention.self.attention_head_size"]
-    kinds = layer["attention.self.pos_att_type"]
-    # The model takes this root in float32, whatever it computes in.
-    root = torch.tensor(float(size * (1 + ("c2p" in kinds) + ("p2c" in kinds))), dtype=torch.float32).sqrt()
-    scale = 1 / root.item()
+    attention = layer.below("attention.self")
+    size, kinds = attention["attention_head_size"], attention["pos_att_type"]
+    scale = scale_of(size, 1 + ("c2p" in kinds) + ("p2c" in kinds))
+    positions = None
+    if attention["relative_attention"]:
+        names = ("key_proj", "query_proj") if attention["share_att_key"] else ("pos_key_proj", "pos_query_proj")
+        positions = DisentangledPositions(attention, names, attention["pos_ebd_size"], scale)
     attend = layer.attention(
         [*(f"attention.self.{name}_proj" for name in ("query", "key", "value")), "attention.output.dense"],
-        heads=heads,
+        heads=attention["num_attention_heads"],
         size=size,
         scale=scale,
-        positions=DisentangledPositions(layer, scale) if layer["attention.self.relative_attention"] else None,
+        positions=positions,
     )
     feed = layer.network("intermediate.dense", "output.dense", "intermediate.intermediate_act_fn")
     return (
@@ -67,18 +75,71 @@ def deberta_layer(layer: Parts) -> LayerSpec:
     )
 
 
-def deberta_v2(model: Module) -> ModelSpec:
-    """``DebertaV2ForSequenceClassification``, also of v3: pooler with its activation, then a classifier."""
-    if model.deberta.encoder.conv is not None:
+def deberta_v1_layer(layer: Parts) -> LayerSpec:
+    """The same with queries, keys and values of one map, in turns for each head, and biases of their own."""
+    attention = layer.below("attention.self")
+    if attention["talking_head"]:
         raise UnsupportedModelError(
-            "this DeBERTa has a convolution after its first layer (conv_kernel_size), which reads the embeddings once "
-            "more: it cannot be explained yet"
+            f"{attention.name} has talking heads, which mix the attention weights of all heads once more: their rows "
+            "do not sum to 1, so the model cannot be explained exactly"
         )
+    heads, size = attention["num_attention_heads"], attention["attention_head_size"]
+    packed = attention.affine("in_proj").weight.unflatten(1, (heads, 3, size))  # [d, h, 3, v]
+    # Heads take turns, so what belongs to all of them is no view: these three are copies.
+    query, key, value = (packed[:, :, number].flatten(1) for number in range(3))
+    query_bias, value_bias = attention["q_bias"].detach(), attention["v_bias"].detach()
+    scale = scale_of(size, 1 + len(attention["pos_att_type"]))
+    positions = None
+    if attention["relative_attention"]:
+        # Of the embedded distances the model takes those that occur; the others are never read.
+        span = attention["max_relative_positions"]
+        positions = DisentangledPositions(attention, ("pos_proj", "pos_q_proj"), span, scale)
+    attend = AttentionSpec(
+        Affine(query, query_bias),
+        Affine(key, None),
+        Affine(value, value_bias),
+        layer.affine("attention.output.dense", heads * size),
+        heads,
+        heads,
+        scale,
+        positions=positions,
+    )
+    feed = layer.network("intermediate.dense", "output.dense", "intermediate.intermediate_act_fn")
+    return (
+        SublayerSpec((attend,), post_norm=layer.own_norm("attention.output.LayerNorm")),
+        SublayerSpec((feed,), post_norm=layer.own_norm("output.LayerNorm")),
+    )
+
+
+def _model(model: Module, describe_layer: Callable[[Parts], LayerSpec], *, in_float32: bool = False) -> ModelSpec:
+    """Pooler with its activation, then a classifier."""
     parts = Parts(model, "", model.config.hidden_size)
     layers = [parts.below(f"deberta.encoder.layer.{n}") for n in range(len(model.deberta.encoder.layer))]
     head = (parts.step("pooler.dense", model.config.pooler_hidden_act), parts.step("classifier"))
     limits = embedding_limits(parts.below("deberta.embeddings"), most=model.config.max_position_embeddings)
-    return model_spec(layers, deberta_layer, head, limits)
+    return model_spec(layers, describe_layer, head, limits, in_float32=in_float32)
 
 
-FAMILIES = {"DebertaV2ForSequenceClassification": deberta_v2}
+def deberta_v1(model: Module) -> ModelSpec:
+    """``DebertaForSequenceClassification``, whose norms compute in float32."""
+    return _model(model, deberta_v1_layer, in_float32=True)
+
+
+def deberta_v2(model: Module) -> ModelSpec:
+    """``DebertaV2ForSequenceClassification``, also of v3; some have a convolution after the first layer."""
+    spec, parts = _model(model, deberta_layer), Parts(model, "", model.config.hidden_size)
+    return spec if model.deberta.encoder.conv is None else _with_convolution(spec, parts.below("deberta.encoder.conv"))
+
+
+def _with_convolution(spec: ModelSpec, part: Parts) -> ModelSpec:
+    """After the first layer: a convolution of the embedding, add and norm."""
+    convolve = part.convolution("conv", part["conv_act"])
+    first, *rest = spec.layers
+    first = (*first, SublayerSpec((convolve,), post_norm=part.norm("LayerNorm")))
+    return replace(spec, layers=(first, *rest), state_modules=(part.module, *spec.state_modules[1:]))
+
+
+FAMILIES = {
+    "DebertaForSequenceClassification": deberta_v1,
+    "DebertaV2ForSequenceClassification": deberta_v2,
+}

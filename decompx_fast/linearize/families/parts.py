@@ -15,6 +15,7 @@ from ..spec import (
     Affine,
     AttentionSpec,
     Context,
+    ConvolutionSpec,
     FeedForwardSpec,
     HeadStepSpec,
     InputLimits,
@@ -23,8 +24,10 @@ from ..spec import (
     NormSpec,
     Positions,
     affine,
+    convolution,
     embedding_module,
     layer_norm,
+    own_layer_norm,
     rms_norm,
 )
 
@@ -100,6 +103,10 @@ class Parts:
         """A LayerNorm."""
         return layer_norm(self[path], self._path(path))
 
+    def own_norm(self, path: str) -> NormSpec:
+        """A LayerNorm of the project's own class."""
+        return own_layer_norm(self[path], self._path(path))
+
     def rms_norm(self, path: str) -> NormSpec:
         """An RMSNorm."""
         return rms_norm(self[path], self._path(path))
@@ -145,6 +152,10 @@ class Parts:
         name = activation if activation in KNOWN_ACTIVATIONS else self.activation(activation)
         gated = None if gate is None else self.affine(gate)
         return FeedForwardSpec(first, self.affine(out, first.weight.shape[1]), name, gated)
+
+    def convolution(self, path: str, activation: str) -> ConvolutionSpec:
+        """A convolution over the embedding; ``activation`` is a name."""
+        return convolution(self[path], self._path(path), activation)
 
     def step(
         self, map_: str, activation: str | None = None, norm: str | None = None, *, features: int | None = None

@@ -1,0 +1,46 @@
+"""Architectures that cannot be explained exactly, and why: what the error of a refused model says."""
+
+from __future__ import annotations
+
+#: Reasons that several architectures share.
+_CHOSEN_POSITIONS = (
+    "each position attends only some others, chosen in blocks or by hashes, which cannot be described yet"
+)
+_APPROXIMATED = "its attention is approximated, so that it has no weights that sum to 1 over the positions"
+_OTHER_INPUTS = "it reads more than a text (a page's layout, a table, entities), and that would need scores as well"
+
+#: Why not, by the name of the class in transformers.
+UNSUPPORTED: dict[str, str] = {
+    "BartForSequenceClassification": "it has a decoder that attends to an encoder, which cannot be described yet",
+    "BigBirdPegasusForSequenceClassification": _CHOSEN_POSITIONS,
+    "CanineForSequenceClassification": "it shortens the sequence of characters and lengthens it again between layers",
+    "ConvBertForSequenceClassification": (
+        "half of its heads are convolutions whose kernels it computes from the text, which are no attention weights"
+    ),
+    "FNetForSequenceClassification": "it mixes positions and features by a Fourier transform, which is no attention",
+    "FunnelForSequenceClassification": "it pools the sequence between layers, so that positions are no tokens any more",
+    "IBertForSequenceClassification": "its maps and norms are those of integer arithmetic",
+    "LiltForSequenceClassification": _OTHER_INPUTS,
+    "LongformerForSequenceClassification": (
+        "its first token attends by maps of its own, and is attended by all others beside their window"
+    ),
+    "LukeForSequenceClassification": _OTHER_INPUTS,
+    "MobileBertForSequenceClassification": (
+        "its layers work on a narrower state with residuals of its own, inside of the residual of the whole layer, and "
+        "its embedding is one of three neighbouring tokens together"
+    ),
+    "MraForSequenceClassification": _APPROXIMATED,
+    "NystromformerForSequenceClassification": _APPROXIMATED,
+    "PerceiverForSequenceClassification": "its positions are latent vectors, not tokens",
+    "ReformerForSequenceClassification": (
+        "its attention hashes positions into buckets at random, and its two residual streams are coupled"
+    ),
+    "SqueezeBertForSequenceClassification": "its maps are grouped convolutions, which cannot be read as linear yet",
+    "TapasForSequenceClassification": _OTHER_INPUTS,
+    "T5ForSequenceClassification": "it has a decoder that attends to an encoder, which cannot be described yet",
+    "XLNetForSequenceClassification": (
+        "its attention keeps its weights in no linear layers, adds segments and positions to its logits, and the first "
+        "axis of its states is the position"
+    ),
+    "YosoForSequenceClassification": _APPROXIMATED,
+}
