@@ -36,7 +36,9 @@ ROOT = Path(__file__).resolve().parent.parent
 
 PYTEST = (sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "-p", "shards")
 BENCH = ("--benchmark-only", "--device=cuda")
-BUILD = "import torch; from decompx_fast.ops import cuda; print(cuda.build(torch.cuda.get_device_capability()))"
+BUILD = (
+    "import torch; from decompx_fast.ops.backends import cuda; print(cuda.build(torch.cuda.get_device_capability()))"
+)
 
 
 @dataclass(frozen=True)

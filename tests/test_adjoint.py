@@ -27,7 +27,7 @@ from transformers import (
 
 from decompx_fast.config import DecompXConfig
 from decompx_fast.engines import reference
-from decompx_fast.engines.adjoint import pullback
+from decompx_fast.engines.adjoint import pullback, tape
 from decompx_fast.engines.adjoint import run as adjoint
 from decompx_fast.engines.attribution import Attribution
 from decompx_fast.errors import InputError, OptionError
@@ -303,7 +303,7 @@ def test_adjoint_of_restored_layers_gives_the_same(monkeypatch, kind):
     model = random_model(kind, layers=4)
     expected = adjoint.attribute(model, DecompXConfig(bias="equal"))
     assert model.rebuilt == model.restored == [], "what fits is kept"
-    monkeypatch.setattr(adjoint, "KEEP_BYTES", 0)
+    monkeypatch.setattr(tape, "KEEP_BYTES", 0)
     result = adjoint.attribute(model, DecompXConfig(bias="equal"))
     assert torch.equal(result.scores, expected.scores)
     assert model.restored == [2, 1, 0] and model.rebuilt == []
@@ -324,7 +324,7 @@ def test_adjoint_in_the_smallest_blocks_equals_reference(monkeypatch, kind):
 def test_adjoint_checkpoints_give_the_same(monkeypatch, checkpoint_every):
     model = random_model("post_norm", layers=5)
     expected = adjoint.attribute(model, DecompXConfig(bias="equal"))
-    monkeypatch.setattr(adjoint, "KEEP_BYTES", 0)
+    monkeypatch.setattr(tape, "KEEP_BYTES", 0)
     result = adjoint.attribute(model, DecompXConfig(bias="equal"), checkpoint_every=checkpoint_every)
     assert torch.equal(result.scores, expected.scores)
     backwards = {

@@ -384,7 +384,7 @@ def test_bindings_check_what_could_leave_a_tensor():
 
 def test_a_missing_library_is_told(monkeypatch, tmp_path):
     monkeypatch.delenv(native.LOWERED_VARIABLE, raising=False)
-    monkeypatch.setattr(native, "__file__", str(tmp_path / "native.py"))
+    monkeypatch.setattr(native, "__file__", str(tmp_path / "backends" / "native.py"))
     native._load.cache_clear()
     try:
         assert not ops.usable("native", "cpu")[0]

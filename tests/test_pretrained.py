@@ -10,7 +10,7 @@ import pytest
 import torch
 from models import classifier
 from refusals import refuses
-from transformers import BertForMaskedLM, BertModel, DistilBertConfig, DistilBertForSequenceClassification
+from transformers import BertForMaskedLM, BertModel, XLNetConfig, XLNetForSequenceClassification
 
 from decompx_fast import DecompX
 from decompx_fast.errors import InputError, ModelLoadError, UnsupportedModelError
@@ -99,9 +99,9 @@ def test_weights_of_another_shape(folder):
 
 
 def test_architectures_that_are_not_supported(folder):
-    sizes = {"dim": 4, "n_heads": 2, "n_layers": 1, "hidden_dim": 4, "vocab_size": 10}
-    DistilBertForSequenceClassification(DistilBertConfig(**sizes)).save_pretrained(folder)
-    cannot_load(folder, "DistilBertForSequenceClassification cannot be explained yet", error=UnsupportedModelError)
+    sizes = {"d_model": 4, "n_head": 2, "n_layer": 1, "d_inner": 4, "vocab_size": 10}
+    XLNetForSequenceClassification(XLNetConfig(**sizes)).save_pretrained(folder)
+    cannot_load(folder, "XLNetForSequenceClassification cannot be explained", error=UnsupportedModelError)
 
 
 @pytest.mark.parametrize("family", models.FAMILIES)

@@ -159,7 +159,7 @@ def test_the_processor_is_asked_of_pytorch_elsewhere(monkeypatch):
 
 GROWTH = """
 import torch
-from decompx_fast.ops import products
+from decompx_fast.ops.backends import products
 
 def resident_mib():
     return int(open("/proc/self/statm").read().split()[1]) * 4096 / 2**20

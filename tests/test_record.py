@@ -409,10 +409,8 @@ WAYS = [
 def test_what_ran_in_another_way_is_computed_from_the_weights(way):
     model = classifier(layers=3)
     if way is run_a_linear_twice:
-        dense = model.bert.encoder.layer[1].intermediate.dense
-        model.bert.encoder.layer[1].intermediate.register_forward_pre_hook(
-            lambda m, args: dense(args[0]) is None or None
-        )
+        intermediate = model.bert.encoder.layer[1].intermediate
+        intermediate.register_forward_pre_hook(lambda m, args: m.dense(args[0]) is None or None)
     else:
         way(model.bert.encoder.layer[1])
     assert recorded(model).recorded_layers == (0, 2)

@@ -272,7 +272,7 @@ def linearize(
     with plain_mode(device), undisturbed(model) as model:
         spec = describe(model)
         renewed = any(module._forward_pre_hooks for module in model.modules())
-        listener = Record(spec.layers, dtype) if record and not renewed else None
+        listener = Record(spec.layers, dtype) if record else None  # which proves each product that it takes over
         run = run_model(model, spec, inputs, listener)
         if renewed:  # such hooks may have made other weights than those that were there before the run
             spec = describe(model)

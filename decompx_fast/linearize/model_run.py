@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -106,10 +107,12 @@ class _Listener:
 
     def note_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Before a layer: the state that it is given, and what else."""
-        given = dict(inspect.signature(module.forward).bind_partial(*args, **kwargs).arguments)
-        state = given.pop(next(iter(given)))
+        names = _positional(type(module).forward)  # of its class, whatever its forward was replaced by
+        own = names[0] if names and names[0] in kwargs else "hidden_states"
+        state = args[0] if args else kwargs[own]
         if not self.states:
             self.states.append(state)
+        given = dict(zip(names[1:], args[1:], strict=False)) | {n: v for n, v in kwargs.items() if args or n != own}
         # Nothing else is read, and a cache of keys and values would live on here.
         tensors = {name: value for name, value in given.items() if isinstance(value, (Tensor, tuple))}
         self.contexts.append({name: _detached(value) for name, value in tensors.items()})
@@ -129,6 +132,13 @@ class _Listener:
         """After a linear map."""
         if self._record is not None:
             self._record.note(module, output)
+
+
+@functools.lru_cache(maxsize=256)
+def _positional(forward: Callable[..., Any]) -> tuple[str, ...]:
+    """The names of what a method takes by position, itself aside."""
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return tuple(name for name, one in inspect.signature(forward).parameters.items() if one.kind in kinds)[1:]
 
 
 def _detached(value: Any) -> Any:
