@@ -198,7 +198,7 @@ def test_what_is_no_layer_norm_is_refused_by_name(norm):
 
 @pytest.mark.parametrize("activation", ["gelu_10", "mish", "leaky_relu", "relu2", "sigmoid", "linear", "relu6"])
 def test_unknown_activations_are_refused_by_name(activation):
-    message = r"bert.encoder.layer.0.intermediate.intermediate_act_fn uses the activation \w+.*supported are gelu, .*relu, silu"
+    message = r"layer.0.intermediate.intermediate_act_fn uses the activation \w+.*supported are gelu, .*relu, silu"
     with pytest.raises(UnsupportedModelError, match=message):
         explained(classifier(hidden_act=activation))
 
@@ -220,9 +220,7 @@ def test_missing_parts_are_refused():
 
 
 def test_unsupported_architectures_list_what_is_supported():
-    with pytest.raises(
-        UnsupportedModelError, match="Linear cannot be explained yet: supported are Albert.*, Bert.*, Camembert"
-    ):
+    with pytest.raises(UnsupportedModelError, match="Linear cannot be explained yet: supported are Albert.*, Bert"):
         linearize(nn.Linear(2, 2), {"input_ids": token_ids()})
 
 
