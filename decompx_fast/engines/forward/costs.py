@@ -271,9 +271,12 @@ class Costs:
         return self.shares_bytes() + max(finding, building + weights, applying)
 
     def row_bytes(self) -> int:
-        """The last layer at one position: the row, what is added to it, and the values of all heads."""
+        """The last layer at one position: the row, what is added to it, and the values of all heads, or the network."""
         s = self.shape
-        return self.batch * self.k * s.d * (3 * self.item + self.wide) + self.k * s.heads * s.head_size * self.item
+        rows = self.batch * self.k * s.d * (3 * self.item + self.wide)
+        # Of one position the products are few rows, which may be multiplied in another way than many.
+        network = 0 if self.fused else s.d * s.f * self.cast + self.product_bytes(self.k, s.d, s.f)
+        return rows + max(self.k * s.heads * s.head_size * self.item, network if self.config.ffn else 0)
 
     def kept_bytes(self) -> int:
         """What stays: stages, and the embedding in the dtype of the state."""
