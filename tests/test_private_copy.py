@@ -201,7 +201,7 @@ def test_weights_that_a_hook_renews_are_right_at_once(how, place):
     scores = reference.attribute(scores, DecompXConfig()).scores
     expected = logits_of(model.eval(), token_ids())
     assert (scores.sum(1) - expected).abs().max() < EXACT
-    assert torch.equal(scores, explained(model))
+    assert (scores - explained(model)).abs().max() < EXACT  # layers beside the renewed one may have been recorded
 
 
 def test_parametrizations_are_read_as_in_eval_mode():

@@ -272,7 +272,9 @@ def linearize(
     with plain_mode(device), undisturbed(model) as model:
         spec = describe(model)
         renewed = any(module._forward_pre_hooks for module in model.modules())
-        listener = Record(spec.layers, dtype) if record else None  # which proves each product that it takes over
+        # Hooks before a module may renew its weights, so that what was noted would be of this call alone.
+        hooked = {n for n, layer in enumerate(spec.layer_modules) if any(m._forward_pre_hooks for m in layer.modules())}
+        listener = Record(spec.layers, dtype, hooked) if record else None
         run = run_model(model, spec, inputs, listener)
         if renewed:  # such hooks may have made other weights than those that were there before the run
             spec = describe(model)

@@ -22,7 +22,7 @@ can be fixed without harm, and results do not change from run to run.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
 
@@ -135,10 +135,12 @@ class Record:
     Args:
         layers: the layers of the model.
         dtype: of the computation; ``None`` for that of the model. Where the model has another, nothing is recorded.
+        skip: layers that are not recorded.
     """
 
-    def __init__(self, layers: tuple[LayerSpec, ...], dtype: torch.dtype | None) -> None:
+    def __init__(self, layers: tuple[LayerSpec, ...], dtype: torch.dtype | None, skip: Container[int] = ()) -> None:
         self._layers = layers
+        self._skip = skip
         self._dtype = dtype
         self._outputs: dict[nn.Module, list[Tensor | None]] = {}
         self._held: dict[int, _Held] = {}
@@ -165,7 +167,8 @@ class Record:
         """
         mark, self._last_mark = self._last_mark, None  # of the state before
         try:
-            if index < len(self._layers) and self._recordable(x) and self._recordable(state) and x.shape == state.shape:
+            wanted = index < len(self._layers) and index not in self._skip
+            if wanted and self._recordable(x) and self._recordable(state) and x.shape == state.shape:
                 self._make_layer(index, x, state, mark, context)
         except NotRecorded:
             pass
