@@ -19,6 +19,7 @@ from .engines.forward.plan import ModelShape, Plan, plan
 from .engines.memory import available_bytes
 from .errors import InputError, OptionError
 from .job import Job
+from .linearize.copies import Copies
 from .linearize.linearization import find_classifier, specification, unwrap
 from .request.batching import stream
 from .request.encoding import Reader, with_ids
@@ -109,6 +110,7 @@ class DecompX:
         self.dtype = _check_dtype(dtype)
         self.batch_size = _check_batch_size(batch_size)
         self.name: str | None = None
+        self.copies = Copies()
         find_classifier(unwrap(model))
 
     @classmethod
@@ -304,7 +306,7 @@ class DecompX:
             raise OptionError(
                 "the reference engine has no plan: use engine='forward' for the plan of the forward engine"
             )
-        spec = specification(self.model)
+        spec = specification(self.model, self.copies)
         shape, limit = ModelShape.from_spec(spec), spec.limits.positions
         directions = resolve_targets(targets, self.labels).pulled(config)
         if asked == "auto" and chosen == "adjoint":
@@ -358,7 +360,7 @@ class DecompX:
             raise OptionError(f"on_error={on_error!r}: use 'raise' or 'skip'")
         skip = on_error == "skip"
         check_unit(sources)
-        spec = specification(self.model)
+        spec = specification(self.model, self.copies)
         job = Job(
             explainer=self,
             config=self.config.replace(**options),

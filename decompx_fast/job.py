@@ -122,7 +122,8 @@ class Job:
         if constants is not None and constants.itemsize < 4:
             constants = torch.float32
         record = records(engine, len(batch[0]))
-        linearization = linearize(self.explainer.model, inputs, dtype=constants, record=record)
+        copies = self.explainer.copies
+        linearization = linearize(self.explainer.model, inputs, dtype=constants, record=record, copies=copies)
         classes, labels = linearization.logits.shape[1], self.explainer.labels
         if classes != len(labels):
             raise InputError(

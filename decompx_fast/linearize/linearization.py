@@ -11,17 +11,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import InputError, NumericalError, UnsupportedModelError
+from .copies import Copies
 from .evaluate import Read, linearize_head, linearize_layer, read_terms, restore_layer
 from .families import FAMILIES
 from .families.unsupported import UNSUPPORTED
 from .layer import Head, LinearizedLayer
 from .model_run import ModelRun, check_embedding_mode, plain_mode, run_model, undisturbed
+from .private_copy import modules_of
 from .record import Record
 from .spec import Context, InputLimits, ModelSpec
 from .terms import Terms
@@ -314,6 +317,7 @@ def linearize(
     dtype: torch.dtype | None = None,
     record: bool = False,
     read: int | Literal["mean", "each"] | None = None,
+    copies: Copies | None = None,
 ) -> HuggingFaceLinearization:
     """Run the model on a batch without padding and describe it as linearised layers.
 
@@ -331,6 +335,7 @@ def linearize(
             :data:`.layer.KEEP_BYTES`, and the states within each layer; for the adjoint engine, which needs them all,
             and for short inputs. Of no effect where the model computes in another dtype than ``dtype``.
         read: what is read of a model without a head: a position, ``"mean"`` or ``"each"``.
+        copies: where the copy of the modules that is run is kept for the next call.
 
     Returns:
         The linearisation; its layers are computed and checked as they are iterated.
@@ -349,11 +354,12 @@ def linearize(
                 f"{name} is on {tensor.device} and the model on {device}: move one of them, for example "
                 f"{name}.to({str(device)!r})"
             )
-    with plain_mode(device), undisturbed(model) as model:
+    with plain_mode(device), undisturbed(model, copies) as model:
         spec = describe(model)
-        renewed = any(module._forward_pre_hooks for module in model.modules())
-        # Hooks before a module may renew its weights, so that what was noted would be of this call alone.
-        hooked = {n for n, layer in enumerate(spec.layer_modules) if any(m._forward_pre_hooks for m in layer.modules())}
+        hooked: set[int] = set()
+        renewed = _has_pre_hooks(model)
+        if renewed:  # hooks before a module may renew its weights: what was noted would be of this call alone
+            hooked = {n for n, layer in enumerate(spec.layer_modules) if _has_pre_hooks(layer)}
         listener = Record(spec.layers, dtype, hooked) if record else None
         run = run_model(model, spec, inputs, listener)
         if renewed:  # such hooks may have made other weights than those that were there before the run
@@ -381,13 +387,18 @@ def _reading(spec: ModelSpec, read: int | Literal["mean", "each"] | None) -> Mod
     return replace(spec, read=read)
 
 
+def _has_pre_hooks(model: nn.Module) -> bool:
+    return any(module._forward_pre_hooks for module in modules_of(model))
+
+
 def only_device(model: nn.Module) -> torch.device:
     """The device that holds all of the model.
 
     Raises:
         InputError: if it is spread over several, or its weights are not loaded.
     """
-    devices = {parameter.device for parameter in model.parameters()}
+    parameters = (module._parameters.values() for module in modules_of(model))
+    devices = {parameter.device for parameter in chain.from_iterable(parameters) if parameter is not None}
     if len(devices) != 1 or next(iter(devices)).type == "meta":
         found = ", ".join(sorted(map(str, devices))) or "no parameters"
         raise InputError(
@@ -423,12 +434,12 @@ def input_limits(model: nn.Module) -> InputLimits:
     return specification(model).limits
 
 
-def specification(model: nn.Module) -> ModelSpec:
-    """A supported model as data, without running it.
+def specification(model: nn.Module, copies: Copies | None = None) -> ModelSpec:
+    """A supported model as data, without running it; ``copies`` as for :func:`linearize`.
 
     Raises:
         UnsupportedModelError: if the model is not what its architecture says.
     """
     model = unwrap(model)
-    with plain_mode(only_device(model)), undisturbed(model) as model:
+    with plain_mode(only_device(model)), undisturbed(model, copies) as model:
         return describe(model)

@@ -9,17 +9,16 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import UnsupportedModelError, shown
-from .private_copy import forget_parametrized, original, own_forwards, private_copy
+from .copies import Copies
+from .private_copy import forget_parametrized, modules_of, original, own_forwards, private_copy
 from .record import Record
 from .spec import Context, ModelSpec
-
-_ModuleT = TypeVar("_ModuleT", bound=nn.Module)
 
 
 @contextmanager
@@ -32,11 +31,12 @@ def plain_mode(device: torch.device) -> Iterator[None]:
 
 
 @contextmanager
-def undisturbed(model: _ModuleT) -> Iterator[_ModuleT]:
+def undisturbed(model: nn.Module, copies: Copies | None = None) -> Iterator[nn.Module]:
     """The model in eval mode and without compiled code, to be run by this thread alone; the user's is not touched.
 
     Args:
         model: may be in any mode, and used, trained and switched by other threads meanwhile.
+        copies: where a copy is kept for the next time.
 
     Yields:
         A copy of the module objects that shares all tensors (:mod:`.private_copy`).
@@ -44,18 +44,18 @@ def undisturbed(model: _ModuleT) -> Iterator[_ModuleT]:
     Raises:
         UnsupportedModelError: if a part that cannot be copied is in train mode.
     """
-    copied = private_copy(model)
-    for name, module in copied.named_modules():
-        if module.training:
+    with nullcontext(private_copy(model)) if copies is None else copies.lend(model) as copied:
+        if any(module.training for module in modules_of(copied)):
+            name, module = next((name, found) for name, found in copied.named_modules() if found.training)
             raise UnsupportedModelError(
                 f"the module {name!r} is a {type(module).__name__} in train mode, which cannot be copied to be run in "
                 "eval mode: call model.eval() first"
             )
-    try:
-        with _uncompiled():
-            yield copied
-    finally:
-        forget_parametrized(copied)
+        try:
+            with _uncompiled():
+                yield copied
+        finally:
+            forget_parametrized(copied)
 
 
 _stance_lock = threading.Lock()
@@ -235,7 +235,7 @@ def check_embedding_mode(model: nn.Module, layer_modules: tuple[nn.Module, ...])
         UnsupportedModelError: if a function of the user's was run outside the layers in place of a module's forward,
             and the user's model is in train mode: it may call the model's own modules.
     """
-    if not any(original(module).training for module in model.modules()):
+    if not any(original(module).training for module in modules_of(model)):
         return
     checked = {module for layer in layer_modules for module in layer.modules()}
     for module in own_forwards(model):

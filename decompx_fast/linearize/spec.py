@@ -385,6 +385,8 @@ def _vector(tensor: Tensor | None) -> Tensor | None:
 
 
 def _refuse_quantized(module: nn.Module, name: str) -> None:
+    if type(module) is nn.Linear and type(module.weight) is nn.Parameter and module.weight.dtype in _EXACT:
+        return  # nearly every map there is, and this is looked at in every call
     tensors = [*module.parameters(), *module.buffers()]
     by_type = any(
         word in f"{type(m).__module__}.{type(m).__name__}".lower() for m in module.modules() for word in QUANTIZED_WORDS
@@ -397,6 +399,8 @@ def _refuse_quantized(module: nn.Module, name: str) -> None:
             "read, so load the model in float32, float16 or bfloat16"
         )
 
+
+_EXACT = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 _PACKED = (torch.int8, torch.uint8, torch.int16, torch.int32)
 
