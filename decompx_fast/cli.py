@@ -1,8 +1,8 @@
 """The command line: ``decompx-fast explain``, ``plan``, ``evaluate`` and ``doctor``.
 
-Exit codes: 0 for success; 2 for a wrong use of the command, which is an option, or a value of one (an engine, a class of
-the model, a column of the file), that does not exist; 1 for everything else: a model, a file or a text that cannot be
-used, a device that is not there, an interrupt and a signal that ends the program. An error is one line on standard
+Exit codes: 0 for success; 2 for a wrong use of the command, which is an option, or a value of one (an engine, a class
+of the model, a column of the file), that does not exist; 1 for everything else: a model, a file or a text that cannot
+be used, a device that is not there, an interrupt and a signal that ends the program. An error is one line on standard
 error.
 """
 

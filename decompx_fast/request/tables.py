@@ -298,8 +298,8 @@ def _quoting_problem(lines: _Lines, first: int, error: csv.Error) -> str:
     where = f"line {first} of {lines.name}"
     if lines.number > first:
         return (
-            f"{where} opens a quote that is not closed where a cell ends, and what follows up to line {lines.number} is "
-            f"lost in it ({error}): close it, and write a quote within a quoted cell twice"
+            f"{where} opens a quote that is not closed where a cell ends, and what follows up to line {lines.number} "
+            f"is lost in it ({error}): close it, and write a quote within a quoted cell twice"
         )
     if "limit" in str(error):
         return f"{where} has a cell of more than {csv.field_size_limit():,} characters: shorten it, or drop the row"

@@ -179,9 +179,7 @@ def atomic_write(path: str | os.PathLike[str], write: Callable[[str], object]) -
         flush_to_disk(folder, os.O_RDONLY | os.O_DIRECTORY)
 
 
-def check_place(
-    path: str | os.PathLike[str], *, example: str = "explanation.safetensors", grows: bool = False
-) -> None:
+def check_place(path: str | os.PathLike[str], *, example: str = "explanation.safetensors", grows: bool = False) -> None:
     """Raise an OutputError if no file can be at ``path``; writes nothing.
 
     Args:
