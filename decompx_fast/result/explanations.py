@@ -25,7 +25,7 @@ class Explanations(list[Item]):
 
     # Only lists: what another class does with this one is its own affair, as for any list.
 
-    def __add__(self, other: list[Any]) -> Explanations[Any]:  # type: ignore[override]
+    def __add__(self, other: list[Any]) -> Explanations[Any]:
         return Explanations([*self, *other]) if isinstance(other, list) else NotImplemented
 
     def __radd__(self, other: list[Any]) -> Explanations[Any]:

@@ -39,7 +39,7 @@ from ...linearize.layer import (
     Norm,
     Sublayer,
 )
-from ..accuracy import Conditioning
+from ..accuracy import Conditioning, model_dtype_of
 from ..attribution import Attribution, SiteShare
 from ..bias import add_bias
 from ..blocks import blocks
@@ -95,7 +95,7 @@ def attribute(
 
     tape = Tape(linearization, config, checkpoint_every)
     parts = list(blocks(len(pulled), directions_at_once(x.shape[0], x.shape[1], x.shape[2], x.element_size())))
-    conditioning = Conditioning(x.dtype)
+    conditioning = Conditioning(x.dtype, model_dtype=model_dtype_of(linearization))
     found = [
         _pull(tape, pulled[part], x, config, conditioning, sites=sites, first=n == 0, last=n == len(parts) - 1)
         for n, part in enumerate(parts)
