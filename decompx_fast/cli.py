@@ -1,7 +1,9 @@
 """The command line: ``decompx-fast explain``, ``plan``, ``evaluate`` and ``doctor``.
 
-Exit codes: 0 for success, 2 for a wrong use of the command, 1 for everything else, an interrupt and a signal that ends
-the program among it. An error is one line on standard error.
+Exit codes: 0 for success; 2 for a wrong use of the command, which is an option, or a value of one (an engine, a class
+of the model, a column of the file), that does not exist; 1 for everything else: a model, a file or a text that cannot
+be used, a device that is not there, an interrupt and a signal that ends the program. An error is one line on standard
+error.
 """
 
 from __future__ import annotations
@@ -155,13 +157,13 @@ def explain(
 
     source = Source(texts, file, format_, {"text": text_column, "pair": pair_column, "id": id_column})
     source.check()
-    outputs, skip = Outputs(html, json_, jsonl, details), on_error == "skip"
+    outputs, skip = Outputs.named(html, json_, jsonl, details=details), on_error == "skip"
     outputs.check(file)
     total = source.count(skip=skip)
     explainer = _load(model, options.pop("device"))
     wanted = {name: value for name, value in options.items() if value is not None}
     wanted["targets"] = [_class(target, explainer.labels) for target in targets] or None
-    results = explain_all(explainer, source, skip=skip, words=words, options=wanted)
+    results = explain_all(explainer, source, skip=skip, words=words, options=wanted, phrase=_in_options)
     show = not quiet and not outputs.to_screen
     run(results, outputs, show=show, say=_say, keep=session.keep, total=total)
 

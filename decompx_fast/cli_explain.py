@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 _LINES_ENDINGS = (".jsonl", ".ndjson")
 
+#: Names of standard output as a file: tables printed between the lines of such a file would be in it.
+_STANDARD_OUTPUTS = ("/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
+
 
 @dataclass(frozen=True)
 class Input:
@@ -136,7 +139,13 @@ def _plain(value: Any) -> str | int | None:
 
 
 def explain_all(
-    explainer: DecompX, source: Source, *, skip: bool, words: bool, options: Mapping[str, Any]
+    explainer: DecompX,
+    source: Source,
+    *,
+    skip: bool,
+    words: bool,
+    options: Mapping[str, Any],
+    phrase: Callable[[str], str] = str,
 ) -> Iterator[Result]:
     """The results of all inputs in their order, as they are done.
 
@@ -146,6 +155,7 @@ def explain_all(
         skip: whether to go on after one that cannot be explained.
         words: whether to merge the tokens of each word.
         options: as for :meth:`DecompX.explain_iter`.
+        phrase: puts an error in the words of the command line.
 
     Raises:
         InputError: for the first input that cannot be explained, unless ``skip``; it names the input.
@@ -166,25 +176,26 @@ def explain_all(
 
     with _named_warnings(names):
         for count, outcome in enumerate(explainer.explain_iter(texts(), on_error="skip", **options)):
-            yield from _unreadable(waiting, skip)
+            yield from _unreadable(waiting, skip, phrase)
             one = waiting.popleft()
             name = names.pop(count)
             if isinstance(outcome, Failure):
-                yield _failed(one, _named(outcome.error, {outcome.input: name}), outcome.error_type, skip)
+                error = phrase(_named(outcome.error, {outcome.input: name}))
+                yield _failed(one, error, outcome.error_type, skip)
                 continue
             if words:
                 outcome = outcome.words()
             known = {**outcome.metadata, **one.about}
             place = one.place if source.file is not None else ""
             yield Result(replace(outcome, metadata=known), place, one.about)
-        yield from _unreadable(waiting, skip)
+        yield from _unreadable(waiting, skip, phrase)
 
 
-def _unreadable(waiting: deque[Input], skip: bool) -> Iterator[Result]:
+def _unreadable(waiting: deque[Input], skip: bool, phrase: Callable[[str], str]) -> Iterator[Result]:
     """Those at the front that have no text."""
     while waiting and waiting[0].text is None:
         one = waiting.popleft()
-        yield _failed(one, one.problem or "", "InputError", skip)
+        yield _failed(one, phrase(one.problem or ""), "InputError", skip)
 
 
 def _failed(one: Input, error: str, error_type: str, skip: bool) -> Result:
@@ -255,9 +266,15 @@ class Outputs:
             seen[place] = option
             if place == STANDARD_OUTPUT:
                 continue
-            check_place(path, example=f"explanations.{ending}")
+            check_place(path, example=f"explanations.{ending}", grows=option == "--jsonl")
             if any(_is_input(one, file) for one in (path, partial_of(path))):
                 raise click.UsageError(f"{option} {path} would overwrite the input: give it another file")
+
+    @classmethod
+    def named(cls, html: str | None, array: str | None, lines: str | None, *, details: bool) -> Outputs:
+        """As they were given; a name that the system has for standard output is ``"-"``."""
+        html, array, lines = (STANDARD_OUTPUT if path in _STANDARD_OUTPUTS else path for path in (html, array, lines))
+        return cls(html, array, lines, details)
 
     @property
     def to_screen(self) -> bool:
@@ -333,9 +350,11 @@ def run(
             files = [found for found in (one.kept() for one in (*sinks, page) if one is not None) if found is not None]
             whole = "" if total is None else f" of {total}"
             where = f", and kept in {' and '.join(files)}" if files else ""
-            keep(f"{count.done}{whole} inputs were done before{where}")
+            inputs = "input" if (count.done if total is None else total) == 1 else "inputs"
+            keep(f"{count.done}{whole} {inputs} {'was' if count.done == 1 else 'were'} done before{where}")
         raise
     if count.failed == count.done:
-        raise InputError(f"none of the {count.done} inputs could be explained")
+        which = "the input could not" if count.done == 1 else f"none of the {count.done} inputs could"
+        raise InputError(f"{which} be explained")
     if count.failed:
         say(f"{count.failed} of {count.done} inputs could not be explained")

@@ -50,6 +50,11 @@ def shown(value: object) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
+def counted(number: int, thing: str) -> str:
+    """``1 input``, ``2 inputs``."""
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"
+
+
 class PrecisionWarning(UserWarning):
     """Numbers that are probably wrong by more than rounding, or that are about to leave a dtype's range."""
 

@@ -400,6 +400,10 @@ def _to_device(model: nn.Module, device: str | torch.device | None) -> nn.Module
     if device is None:
         return model
     try:
+        torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise OptionError(f"device={str(device)!r} is no device: use 'cpu', 'cuda' or the like") from error
+    try:
         return model.to(device)
     except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__

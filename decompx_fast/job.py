@@ -96,7 +96,8 @@ class Job:
             groups = self._groups([sources for _, sources in batch], linearization.embedding.device)
             attribution = self._attribute(linearization, groups, engine)
             errors = self._errors(attribution, linearization, groups, engine)
-        _warn_of_errors(attribution, errors, self._state_dtype(linearization, engine))
+        dtypes = (self._state_dtype(linearization, engine), linearization.model_dtype)
+        _warn_of_errors(attribution, errors, noteworthy(*dtypes))
         seconds = (time.perf_counter() - start) / len(batch)
         return [
             self._explanation(
@@ -257,8 +258,9 @@ class Job:
 MEASURED_NOTEWORTHY = 0.01
 
 
-def _warn_of_errors(attribution: Attribution, errors: Sequence[float] | None, dtype: torch.dtype) -> None:
-    """Say where scores are probably wrong by much, though they may add up to the logit exactly."""
+def _warn_of_errors(attribution: Attribution, errors: Sequence[float] | None, least: float) -> None:
+    """Say where scores are probably wrong by much, from an estimate of ``least`` on, though they may add up to the
+    logit exactly."""
     ways = "use dtype='float64', and a model in float64 where it is the model's own rounding that is magnified"
     if errors is not None:
         largest = largest_share(attribution).tolist()
@@ -271,10 +273,10 @@ def _warn_of_errors(attribution: Attribution, errors: Sequence[float] | None, dt
             )
         return
     expected = 0.0 if attribution.expected_error is None else attribution.expected_error.max().item()
-    if expected > noteworthy(dtype):
+    if expected > least:
         warn_user(
             f"scores may be wrong by {min(expected, 1.0):.1%} of the largest or more, whatever completeness_error "
-            "says: saturated attention or norms of tiny variance magnify rounding in this model. check='thorough' "
-            f"measures it; {ways}",
+            "says: saturated attention or norms of tiny variance magnify rounding in this model, or its vectors are too "
+            f"small for the dtype. check='thorough' measures it; {ways}",
             PrecisionWarning,
         )

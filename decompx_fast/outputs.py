@@ -104,7 +104,7 @@ class JsonLines:
                 self._stream.close()
 
     def kept(self) -> str | None:
-        return None if self._stream is None or self.path == STANDARD_OUTPUT else self.path
+        return self.path if self._stream is not None and os.path.isfile(self.path) else None  # a pipe keeps nothing
 
 
 class JsonArray:

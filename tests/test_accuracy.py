@@ -78,6 +78,51 @@ def test_an_ordinary_model_is_not_warned_of(dtype, options):
         DecompX(models.classifier(dtype=torch.float32, layers=12)).explain(IDS, dtype=dtype, **options)
 
 
+@pytest.mark.parametrize("options", [{}, {"bias": "bias_token"}, {"engine": "reference"}])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_an_ordinary_model_in_a_half_precision_is_not_warned_of(dtype, options):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        DecompX(models.classifier(dtype=getattr(torch, dtype), layers=12)).explain(IDS, **options)
+
+
+@pytest.mark.parametrize("options", [{}, {"dtype": "bfloat16"}, {"bias": "none"}, {"engine": "reference"}])
+def test_what_a_half_precision_model_has_rounded_itself_is_warned_of(options):
+    """However precisely it is explained: its own states are wrong, and saturated attention magnifies that."""
+    model = models.classifier(dtype=torch.float32, layers=6, seed=2)
+    with torch.no_grad():
+        for layer in model.bert.encoder.layer:
+            layer.attention.self.query.weight *= 30
+    model = model.to(torch.bfloat16)
+    exact = truth(model, IDS, bias=options.get("bias", "absdot"))
+    with pytest.warns(PrecisionWarning, match="saturated attention"):
+        found = DecompX(model, **options).explain(IDS)
+    assert error_of(found, exact) > 0.05 * exact.scores.abs().max()
+
+
+@pytest.mark.parametrize("engine", ["forward", "reference"])
+@pytest.mark.parametrize("case", ["value", "embedding"])
+def test_vectors_too_small_for_float16_are_warned_of(case, engine):
+    """Beside large biases, or in a norm of small weights: what is below 6e-8 is rounded to nothing."""
+    model = models.classifier(dtype=torch.float32)
+    with torch.no_grad():
+        if case == "value":  # the value bias becomes large, and what the tokens add is divided by it
+            for layer in model.bert.encoder.layer:
+                layer.attention.self.value.weight *= 1e-4
+                layer.attention.output.dense.weight *= 1e4
+        else:
+            for affine in model.bert.embeddings.LayerNorm.parameters():
+                affine *= 1e-6
+    exact = truth(model, IDS, bias="none")
+    explainer = DecompX(model, bias="none", engine=engine)
+    with pytest.warns(PrecisionWarning, match="too small for the dtype"):
+        found = explainer.explain(IDS, dtype="float16")
+    assert error_of(found, exact) > 0.05 * exact.scores.abs().max()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert error_of(explainer.explain(IDS, dtype="bfloat16"), exact) < 0.05 * exact.scores.abs().max()
+
+
 @pytest.mark.parametrize("engine", ["forward", "reference"])
 def test_cosines_of_sources_that_are_rounded_to_zero_are_warned_of(engine):
     """A cosine does not fall with the size of a vector: a weight too small for float32 loses its whole share."""

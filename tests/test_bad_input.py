@@ -277,6 +277,8 @@ def test_a_model_that_is_not_loaded_or_spread_out():
 @pytest.mark.parametrize(
     ("targets", "match"),
     [
+        ("positive", ("no class 'positive'", "did you mean 'POSITIVE'?")),
+        (" Neutral ", ("did you mean 'NEUTRAL'?",)),
         ("POSITVE", ("no class 'POSITVE'", "did you mean 'POSITIVE'?", "'NEGATIVE' (0), 'NEUTRAL' (1)")),
         ("x", ("no class 'x': classes are 'NEGATIVE' (0)",)),
         (3, ("no class 3", "'POSITIVE' (2)")),

@@ -110,13 +110,16 @@ def test_usage_errors_exit_with_2(capsys, folder):
     assert "no such command" in fails(capsys, 2, "nope").lower()
     assert "engine='x'" in fails(capsys, 2, "explain", "a", "--model", folder, "--engine", "x")
     assert "dtype='x'" in fails(capsys, 2, "explain", "a", "--model", folder, "--dtype", "x")
+    assert "sources='x'" in fails(capsys, 2, "explain", "a", "--model", folder, "--sources", "x").replace("--", "")
+    assert "'nope' is no device" in fails(capsys, 2, "explain", "a", "--model", folder, "--device", "nope")
+    for target in ("x", "2", "-1", "label_7"):
+        assert "classes are 'LABEL_0'" in fails(capsys, 2, "explain", "a", "--model", folder, "--target", target)
 
 
 def test_wrong_models_exit_with_1(capsys, folder, tmp_path):
     assert "no folder" in fails(capsys, 1, "explain", "a", "--model", str(tmp_path / "nowhere"))
     assert "config.json" in fails(capsys, 1, "explain", "a", "--model", str(tmp_path))
-    assert "classes are 'LABEL_0'" in fails(capsys, 1, "explain", "a", "--model", folder, "--target", "x")
-    assert "device='nope'" in fails(capsys, 1, "explain", "a", "--model", folder, "--device", "nope")
+    assert "cannot be used here" in fails(capsys, 1, "explain", "a", "--model", folder, "--device", "xla")
 
 
 def test_wrong_files_exit_with_1(capsys, folder, tmp_path):
@@ -142,7 +145,7 @@ def test_an_error_leaves_the_old_file_and_what_is_done_beside_it(capsys, folder,
     options = ("--model", folder, "--json", str(path), "--quiet")
     err = fails(capsys, 1, "explain", "fine", "word " * 600, *options)
     assert "text 2 has 602 tokens" in err and "--truncate" in err and "truncate=True" not in err
-    assert err.endswith(f"; 1 of 2 inputs were done before, and kept in {tmp_path / 'out.partial.json'}\n")
+    assert err.endswith(f"; 1 of 2 inputs was done before, and kept in {tmp_path / 'out.partial.json'}\n")
     assert path.read_text(encoding="utf-8") == "old"
     assert sorted(file.name for file in tmp_path.iterdir()) == ["out.json", "out.partial.json"]
     assert [row["texts"] for row in json.loads((tmp_path / "out.partial.json").read_text())] == [["fine"]]
@@ -216,7 +219,7 @@ def test_doctor_names_versions_devices_and_backends(capsys):
 
 @pytest.mark.slow
 def test_command_runs_as_a_program(folder):
-    command = [sys.executable, "-m", "decompx_fast.cli", "explain", "a good film", "--model", folder]
+    command = [sys.executable, "-m", "decompx_fast", "explain", "a good film", "--model", folder]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "Predicted" in done.stdout

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import models
@@ -161,7 +162,8 @@ def test_errors_stand_in_the_place_of_their_inputs(explain, mixed, tmp_path):
     assert ["error" in row for row in rows] == [False, True, False, True, True, False]
     place = f"line 3 of {mixed} (id b)"
     assert rows[1]["error"].startswith(f"{place} has 602 tokens") and rows[1]["error_type"] == "InputError"
-    assert "empty text" in rows[3]["error"] and "has 1 columns" in rows[4]["error"]
+    assert "--truncate" in rows[1]["error"] and "truncate=True" not in rows[1]["error"]
+    assert "empty text" in rows[3]["error"] and "has 1 column," in rows[4]["error"]
     assert rows[5]["texts"] == ["the end"]
     lines = err.splitlines()
     assert len(lines) == 4 and lines[0].startswith(f"decompx-fast: {place} has 602 tokens")
@@ -187,6 +189,7 @@ def test_nothing_explained_is_an_error(explain, tmp_path):
     code, out, err = explain(LONG, LONG, "--on-error", "skip", "--json", "-")
     assert (code, [row["input"] for row in json.loads(out)]) == (1, [0, 1])
     assert err.splitlines()[-1] == "decompx-fast: none of the 2 inputs could be explained"
+    assert explain(LONG, "--on-error", "skip")[2].splitlines()[-1] == "decompx-fast: the input could not be explained"
 
 
 def test_a_cut_text_is_warned_of_by_its_line(explain, tmp_path):
@@ -331,6 +334,37 @@ def test_a_program_without_standard_output_says_so(folder):
     done = subprocess.run(command.replace(">&-", ">/dev/full"), shell=True, capture_output=True, text=True, timeout=300)
     assert done.returncode == 1
     assert done.stderr == "decompx-fast: standard output cannot be written: No space left on device\n"
+
+
+def test_lines_are_written_to_a_pipe(explain, tmp_path):
+    path, got = tmp_path / "pipe", []
+    os.mkfifo(path)
+    reader = threading.Thread(target=lambda: got.append(path.read_text(encoding="utf-8")), daemon=True)
+    reader.start()
+    assert explain("a film", "bad", "--quiet", "--jsonl", path) == (0, "", "")
+    reader.join(30)
+    assert [json.loads(line)["texts"] for line in got[0].splitlines()] == [["a film"], ["bad"]]
+    code, _, err = explain("a film", "--quiet", "--json", path)
+    assert code == 1 and "not a regular file" in err
+
+
+def test_what_a_pipe_took_is_not_said_to_be_kept(explain, tmp_path):
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    reader = threading.Thread(target=path.read_text, daemon=True)
+    reader.start()
+    code, _, err = explain("a film", LONG, "--quiet", "--jsonl", path)
+    reader.join(30)
+    assert code == 1 and err.endswith("; 1 of 2 inputs was done before\n")
+
+
+@pytest.mark.parametrize("name", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"])
+def test_the_systems_names_of_standard_output_are_a_dash(explain, name):
+    code, out, err = explain("a film", "--jsonl", name)
+    assert (code, err) == (0, "")
+    assert json.loads(out)["texts"] == ["a film"]  # and no table round it
+    assert explain("a", "--json", "-", "--jsonl", name)[0] == 2
+    assert explain("a", "--html", name)[0] == 2
 
 
 # --- what is written ---------------------------------------------------------------------------------------------

@@ -75,7 +75,7 @@ def test_digest_is_of_texts_and_labels(tmp_path):
         ("x.txt", "text\n", "must end in .csv, .tsv, .jsonl or .parquet, or be 'snippets'"),
         ("x.csv", "", "holds no rows"),
         ("x.csv", "text,label\n", "holds no rows"),
-        ("x.csv", "text,label\nfine,1\nfine\n", "line 3 of .*x.csv has 1 columns, and the first line names 2"),
+        ("x.csv", "text,label\nfine,1\nfine\n", "line 3 of .*x.csv has 1 column, and the first line names 2"),
         ("x.csv", 'text,label\n"two\nlines",1\n"",1\n', "line 4 of .*empty text in the column 'text'"),
         ("x.csv", "text,label\nfine,2\n", "line 2 of .*label '2'.*NEGATIVE, POSITIVE.*index from 0 to 1"),
         ("x.csv", "text,label\nfine,positiv\n", "line 2 of .*label 'positiv'.*did you mean 'POSITIVE'"),

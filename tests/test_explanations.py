@@ -37,6 +37,13 @@ def test_list_is_a_list_in_every_way() -> None:
     again = pickle.loads(pickle.dumps(found))
     assert type(again) is Explanations and [float(one.scores.sum()) for one in again] == [1, 2]
     assert repr(found) == repr(items)
+    for sum_ in (found + items, items + found, found + found, found * 2, 2 * found):
+        assert type(sum_) is Explanations and sum_ == items * 2
+    assert type(found.copy()) is Explanations and found.copy() == items
+    with pytest.raises(TypeError):
+        found + (1,)
+    found += items
+    assert type(found) is Explanations and len(found) == 4
 
 
 def test_list_in_a_notebook_has_bounded_size() -> None:

@@ -42,6 +42,7 @@ MAY_IMPORT = {
     "outputs": {"result", *BASE},
     "cli_explain": {"explainer", "outputs", *BELOW_EXPLAINER},
     "cli": {"explainer", "evaluation", "doctor", "cli_explain", "outputs", *BELOW_EXPLAINER},
+    "__main__": {"cli"},
 }
 
 # The other packages that a part may import, where they are limited; the packages that one part alone imports.

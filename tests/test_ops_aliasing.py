@@ -104,6 +104,42 @@ def test_an_operator_that_overlaps_its_weights_is_refused(name):
         ops.position_operator(**given, out=out)
 
 
+@pytest.mark.parametrize("name", ["w_in", "w_out", "norm_in.scale", "norm_in.weight", "norm_out.scale"])
+def test_an_operator_that_overlaps_weights_which_are_folded_is_refused(name):
+    """With norms, what is multiplied are copies of the weights: the user's own would be overwritten in silence."""
+    out = torch.randn(N_B, N_I, N_D, N_D, generator=torch.Generator().manual_seed(3))
+    before = out.clone()
+    given = {"w_in": torch.ones(N_D, 4), "w_out": torch.ones(4, N_D)}
+    norms = {f"norm_{end}.{part}": size for end in ("in", "out") for part, size in (("scale", SCALE), ("weight", None))}
+    if name in given:
+        given[name] = inside(out, *given[name].shape)
+    else:
+        norms[name] = inside(out, N_B, N_I) if name.endswith("scale") else inside(out, N_D)
+    norm_in, norm_out = (
+        ops.FrozenNorm(norms[f"norm_{end}.scale"], norms[f"norm_{end}.weight"]) for end in ("in", "out")
+    )
+    with pytest.raises(InputError, match=f"position_operator: `out` overlaps `{name}` in memory"):
+        ops.position_operator(torch.ones(N_B, N_I, 4), **given, norm_in=norm_in, norm_out=norm_out, out=out)
+    assert torch.equal(out, before)
+
+
+@pytest.mark.parametrize("op", CASES)
+def test_writing_to_a_view_that_negates_is_refused(op):
+    """The imaginary part of a conjugate is one: what is in memory are the negatives of its numbers."""
+    call, _ = CASES[op]
+    shape = (N_B, N_I, N_D if op == "position_operator" else N_K, N_D)
+    with pytest.raises(InputError, match=rf"{op}: `(x|a|out)` is written to, but is a view that negates.*resolve_neg"):
+        call(torch._neg_view(torch.ones(shape)))
+
+
+def test_what_is_only_read_may_be_a_view_that_negates():
+    bias = torch.arange(1.0, N_D + 1)
+    found, expected = (ops.bias_split_(state(), b) for b in (torch._neg_view(bias), -bias))
+    assert torch.equal(found, expected)
+    with pytest.raises(InputError, match="add_norm_: `branch` is written to, but is a view that negates"):
+        ops.add_norm_(state(), torch._neg_view(state()), None, SCALE)
+
+
 @pytest.mark.parametrize("op", CASES)
 def test_writing_to_a_number_twice_is_refused(op):
     call, _ = CASES[op]

@@ -50,7 +50,8 @@ def arguments(dtype=torch.float32):
 @pytest.mark.parametrize("backend", ["torch", "triton"])
 def test_opcheck(name, args, backend):
     # Includes: only what the schema says is written to, and a fake that agrees.
-    torch.library.opcheck(getattr(torch.ops.decompx_fast, name).default, (*args, backend))
+    given = ("w_in,w_out", args[2:4]) if name == "position_operator" else ()  # what the user gave, before it was folded
+    torch.library.opcheck(getattr(torch.ops.decompx_fast, name).default, (*args, backend, *given))
 
 
 def layer(x, alpha, scale, weight, bias, slope, w_in, w_out):

@@ -9,14 +9,21 @@ import pytest
 import synthetic
 import torch
 from live_bytes import LiveBytes
-from transformers import BertConfig, BertForSequenceClassification
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    ModernBertConfig,
+    ModernBertForSequenceClassification,
+)
 
 from decompx_fast import DecompX
 from decompx_fast.config import DecompXConfig
+from decompx_fast.engines.adjoint.plan import AdjointPlan
 from decompx_fast.engines.blocks import Workspace, blocks
 from decompx_fast.engines.forward import run as forward
 from decompx_fast.engines.forward.plan import ModelShape, plan
 from decompx_fast.engines.memory import available_bytes, default_workspace
+from decompx_fast.engines.shape import Mask
 from decompx_fast.errors import OptionError, PlanError
 from decompx_fast.linearize.linearization import describe
 from decompx_fast.ops.backends import product_choices, products
@@ -107,6 +114,43 @@ def test_plan_foretells_the_peak_of_layer_shapes(layers, dtype):
     linearization = synthetic.of_shape(layers, n=48, d=96, f=384, heads=8, dtype=constants)
     peak, foretold = measure(linearization, DecompXConfig(gate="half"), dtype=dtype, workspace_bytes=4 * MIB)
     assert foretold.peak_bytes == pytest.approx(peak, rel=0.1)
+
+
+@pytest.mark.parametrize("layers", ["gpt", "gemma", "biased_branch_norms"])
+@pytest.mark.parametrize(("n", "workspace"), [(200, 2 * MIB), (400, MIB // 4), (400, None)])
+def test_plan_foretells_the_peak_of_masks(layers, n, workspace):
+    """With windows of 2 and 3, of which a block of rows attends few more positions than it has."""
+    linearization = synthetic.of_shape(layers, batch=1, n=n, d=32, f=48, heads=8, dtype=torch.float32)
+    peak, foretold = measure(linearization, DecompXConfig(gate="half"), 8, workspace_bytes=workspace)
+    assert foretold.peak_bytes == pytest.approx(peak, rel=0.1)
+
+
+@pytest.mark.parametrize("n", [1, 2, 9, 30])
+@pytest.mark.parametrize("window", [None, 1, 3, 9, 50])
+@pytest.mark.parametrize("causal", [False, True])
+def test_plan_counts_the_pairs_that_a_mask_allows(causal, window, n):
+    i, j = torch.arange(n)[:, None], torch.arange(n)
+    allowed = (j <= i) if causal else torch.ones(n, n, dtype=torch.bool)
+    allowed &= (i - j).abs() < (window or n)
+    assert Mask(causal, window).pairs(n) == allowed.sum()
+    rows = allowed[: min(n, 4)] if n < 9 else allowed[n // 2 - 2 : n // 2 + 2]  # far from the ends, if there are any
+    assert Mask(causal, window).width(len(rows), n) >= rows.any(0).sum()
+    every = ModelShape(layers=3, d=8, f=8, heads=2, kv_heads=2, head_size=4, masks=(Mask(causal, window),))
+    assert every.pairs(n) == 3 * allowed.sum()
+    # Of three layers the first starts from single tokens, and the last is one row.
+    mixed = dataclasses.replace(every, masks=(Mask(), Mask(causal, window), Mask()))
+    assert plan(mixed, n).flops["mixing"] == 2 * allowed.sum() * n * 8
+    adjoint = AdjointPlan(mixed, n, 1, 1, torch.float32, DecompXConfig(bias="none"), CPU)
+    assert adjoint.flops["attention weights"] == 2 * (2 * n * n + allowed.sum()) * 8
+
+
+def test_plan_knows_the_mask_of_each_layer():
+    sizes = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 16, "num_hidden_layers": 4}
+    tokens = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2}
+    config = ModernBertConfig(vocab_size=40, local_attention=8, global_attn_every_n_layers=3, **sizes, **tokens)
+    shape = ModelShape.from_spec(describe(ModernBertForSequenceClassification(config).eval()))
+    local, n = 100 + 2 * sum(100 - k for k in range(1, 5)), 100  # 4 neighbours on each side
+    assert [mask.pairs(n) for mask in shape.masks] == [n * n, local, local, n * n]
 
 
 @pytest.mark.parametrize("layers", synthetic.LAYERS)

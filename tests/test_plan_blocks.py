@@ -9,6 +9,7 @@ import torch
 
 from decompx_fast.engines.forward.fitting import floor_bytes
 from decompx_fast.engines.forward.plan import Blocks, ModelShape, plan
+from decompx_fast.engines.shape import Mask
 
 MIB = 1 << 20
 TINY = ModelShape(layers=4, d=128, f=512, heads=2, kv_heads=2, head_size=64)
@@ -25,7 +26,7 @@ GATED = ModelShape(
     head_size=64,
     gated=True,
     pre_norm=True,
-    masked=True,
+    masks=(Mask(causal=True),),
     foldable=False,
 )
 

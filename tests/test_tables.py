@@ -59,8 +59,10 @@ def test_a_row_that_cannot_be_read_does_not_end_the_file(tmp_path, format):
 @pytest.mark.parametrize(
     ("format", "content", "problem"),
     [
-        ("csv", "text,n\na,1\nb\nc,3\n", "line 3 of .* has 1 columns, and the first line names 2"),
-        ("csv", 'text,n\na,1\n"b"x,2\nc,3\n', "line 3 of .* cannot be read"),
+        ("csv", "text,n\na,1\nb\nc,3\n", "line 3 of .* has 1 column, and the first line names 2"),
+        ("csv", 'text,n\na,1\n"b"x,2\nc,3\n', "line 3 of .* cannot be read: .*quote within a quoted cell twice"),
+        ("csv", f"text\na\n{'b' * 140_000}\nc\n", "line 3 of .* has a cell of more than 131,072 characters: shorten"),
+        ("csv", 'text\na\n"b\nx\n"y" z\nc\n', "line 3 of .* opens a quote that is not closed.* up to line 5 is lost"),
         ("jsonl", '{"text": "a"}\n\n[1]\n{"text": "c"}\n', "line 3 of .* must be an object"),
         ("jsonl", '{"text": "a"}\n\n{"text"\n{"text": "c"}\n', "line 3 of .* is no JSON"),
     ],
@@ -71,6 +73,18 @@ def test_a_problem_names_its_line(tmp_path, format, content, problem):
     columns = Columns.choose(rows[0])
     with pytest.raises(InputError, match=problem):
         columns.read(rows[1])
+
+
+def test_a_quote_that_is_never_closed_is_named_with_the_lines_that_it_takes(tmp_path):
+    rows = list(read_rows(write(tmp_path / "x.csv", 'text,n\na,1\n"b,2\nc,3\nd,4\n'), "csv"))
+    assert [row.problem is None for row in rows] == [True, False]
+    assert rows[1].number == 3
+    assert "line 3 of" in rows[1].problem and "opens a quote" in rows[1].problem and "up to line 5" in rows[1].problem
+    with pytest.raises(InputError, match="line 1 of .* opens a quote.* up to line 3"):
+        list(read_rows(write(tmp_path / "x.csv", '"text\na\nb\n'), "csv"))
+    long = 'text\n"' + "x\n" * 140_000
+    (row, *_) = read_rows(write(tmp_path / "x.csv", long), "csv")
+    assert row.number == 2 and "opens a quote" in row.problem
 
 
 def test_standard_input_is_read_as_it_comes(monkeypatch):

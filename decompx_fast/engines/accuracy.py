@@ -12,7 +12,7 @@ computing a second and a third time in float64.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -39,27 +39,31 @@ FLOAT64_PERTURBATION = 64.0
 class Conditioning:
     """Sums up what magnifies rounding, layer by layer, in any order.
 
-    The estimate is ``2 u (sum over norms of k^2 + sum over attentions of a^2)^(1/2)``, with ``u`` the rounding of the
-    dtype, ``k`` the size of what enters a norm over its standard deviation, and ``a`` the mean over some rows of
+    The estimate is ``2 (sum over norms of (u k)^2 + sum over attentions of (w a)^2)^(1/2)``, with ``u`` the rounding of
+    the state or of the model, whichever is coarser, ``w`` that of the constants or of the model, ``k`` the size of what enters a norm over its standard deviation, and ``a`` the mean over some rows of
     ``sum_j alpha[j] (1 - alpha[j]) |q| |k[j]| scale / sqrt(v)``: a weight that is nearly 1 or 0 does not move.
 
     Where biases are shared by the cosine, which does not fall with the size of a vector, the share of weights that
-    are rounded to zero is added as it is: such a source loses a whole share.
+    are rounded to zero is added as it is: such a source loses a whole share. And in float16, whose smallest numbers are
+    not that small, half of the smallest over the size of the largest vectors, and of what is made of them, is too.
 
     Args:
         dtype: of the decomposed state.
         rule: by which biases are shared.
+        model_dtype: in which the model computed the states that the constants are read from; ``None``: like those.
     """
 
-    def __init__(self, dtype: torch.dtype, rule: str | None = None) -> None:
-        self._state = _rounding(dtype)
+    def __init__(self, dtype: torch.dtype, rule: str | None = None, model_dtype: torch.dtype | None = None) -> None:
+        self._model = 0.0 if model_dtype is None else _rounding(model_dtype)
+        self._state = max(_rounding(dtype), self._model)
         numbers = torch.finfo(dtype)  # the smallest are subnormal: multiples of tiny * eps
         self._lost_below = 8 * numbers.tiny * numbers.eps if rule == "abssim" else None
+        self._half_smallest = numbers.tiny * numbers.eps / 2 if dtype is torch.float16 else None
         self._total: Tensor | None = None
 
-    def note(self, layer: LinearizedLayer) -> None:
-        """A layer, complete."""
-        constants = _rounding(layer.input.dtype)
+    def note(self, layer: LinearizedLayer, state: Tensor | None = None) -> None:
+        """A layer, complete, and the decomposed state ``[b, i, k, d]`` before it, if there is one."""
+        constants = max(_rounding(layer.input.dtype), self._model)
         for sublayer in layer.sublayers:
             for norm, size in _norms(sublayer):
                 self._add(self._state * (size / norm.std).mean(-1))
@@ -69,6 +73,10 @@ class Conditioning:
                     self._add(constants * _attention_gain(op, rows, alpha))
                     if self._lost_below is not None:
                         self._add(_share_below(self._lost_below, op, rows, alpha))
+
+        if self._half_smallest is not None and state is not None:
+            for size in _sizes(layer, state):
+                self._add(self._half_smallest / size)
 
     def _add(self, term: Tensor) -> None:
         square = term.double().square()
@@ -80,9 +88,14 @@ class Conditioning:
         return None if self._total is None else SAFETY * self._total.sqrt()
 
 
-def noteworthy(dtype: torch.dtype) -> float:
-    """From which estimate on a warning is due, by the dtype of the decomposed state."""
-    return NOTEWORTHY_OF_HALF if dtype.itemsize < 4 else NOTEWORTHY
+def noteworthy(*dtypes: torch.dtype) -> float:
+    """From which estimate on a warning is due, by the dtypes of the decomposed state and of the model."""
+    return NOTEWORTHY_OF_HALF if any(dtype.itemsize < 4 for dtype in dtypes) else NOTEWORTHY
+
+
+def model_dtype_of(linearization: Linearization) -> torch.dtype | None:
+    """In which dtype the model computed, where there is a model that did."""
+    return getattr(linearization, "model_dtype", None)
 
 
 def _rounding(dtype: torch.dtype) -> float:
@@ -101,6 +114,30 @@ def _norms(sublayer: Sublayer) -> list[tuple[Norm, Tensor]]:
                 size = size + op.b_out.square().mean().sqrt()
         found.append((sublayer.post_norm, size))
     return found
+
+
+def _sizes(layer: LinearizedLayer, state: Tensor) -> Iterator[Tensor]:
+    """``[b]`` each, float32: the root mean square of the largest vector before a layer, and of what each operation makes
+    of it first, roughly: norms divide by the true state's deviation, however small the vectors are."""
+    norm = torch.linalg.vector_norm(state, dim=-1, dtype=torch.float32).flatten(1).amax(1)
+    root = math.sqrt(state.shape[-1])
+    yield norm / root
+    for sublayer in layer.sublayers:
+        entering = norm if sublayer.pre_norm is None else norm * _gain(sublayer.pre_norm)
+        for op in sublayer.ops:
+            weight = op.w_value if isinstance(op, Attention) else None if isinstance(op, Convolution) else op.w_in
+            size = 0.0 if weight is None else weight.float().square().mean().sqrt().item()
+            if size:
+                yield entering * size
+        if sublayer.post_norm is not None:
+            norm = norm * _gain(sublayer.post_norm)
+            yield norm / root
+
+
+def _gain(norm: Norm) -> Tensor:
+    """``[b]``, what a norm multiplies a vector's size by, at the position where that is most."""
+    gain = norm.std.float().amin(-1).reciprocal()
+    return gain if norm.weight is None else gain * norm.weight.float().square().mean().sqrt()
 
 
 def _sampled_weights(op: Attention) -> tuple[slice, Tensor]:

@@ -15,7 +15,7 @@ from torch import Tensor
 from ..activations import get_activation, linear_piece
 from ..config import DecompXConfig
 from ..linearize.layer import Attention, Convolution, FeedForward, Head, Linearization, LinearizedLayer, Norm, Sublayer
-from .accuracy import Conditioning
+from .accuracy import Conditioning, model_dtype_of
 from .attribution import Attribution
 from .bias import Rule, safe_norm
 from .dtype_range import check_embedding, check_layer, finite, finite_state
@@ -63,7 +63,7 @@ def attribute(
     trace = _Trace(config)
     dtype = dtype or linearization.embedding.dtype
     check_embedding(linearization.embedding, dtype)
-    conditioning = Conditioning(dtype, config.bias)
+    conditioning = Conditioning(dtype, config.bias, model_dtype_of(linearization))
     vectors = config.aggregation == "vector"
     x = _one_vector_per_source(linearization.embedding.to(dtype), sources)
     walk = _Walk(config, _own(x) if sources is None else sources, x.shape[2])
@@ -73,7 +73,7 @@ def attribute(
     gap = torch.zeros(x.shape[0], dtype=torch.float64, device=x.device)
     for layer in linearization.layers():
         check_layer(layer, dtype)
-        conditioning.note(layer)
+        conditioning.note(layer, x)
         first = layer.index == 0 or not vectors
         if not vectors:
             x = _one_vector_per_source(layer.input.to(dtype), sources)

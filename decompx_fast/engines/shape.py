@@ -10,6 +10,35 @@ from ..config import DecompXConfig
 from ..linearize.layer import Linearization, LinearizedLayer, Terms
 
 
+@dataclass(frozen=True)
+class Mask:
+    """Which positions an attention pairs; without arguments, all.
+
+    Attributes:
+        causal, window: as for :class:`decompx_fast.linearize.layer.AttentionPattern`.
+    """
+
+    causal: bool = False
+    window: int | None = None
+
+    @property
+    def hides(self) -> bool:
+        """Whether it leaves any out."""
+        return self.causal or self.window is not None
+
+    def pairs(self, n: int) -> int:
+        """How many pairs of ``n`` positions it allows."""
+        reach = n if self.window is None else min(self.window, n)
+        back = reach * n - reach * (reach - 1) // 2  # a position and those before it
+        return back if self.causal else 2 * back - n
+
+    def width(self, rows: int, n: int) -> int:
+        """From how many neighbouring positions on all are that so many neighbours attend."""
+        if self.window is None:
+            return n
+        return min(rows + (1 if self.causal else 2) * (self.window - 1), n)
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelShape:
     """The sizes of a model, the largest of all layers where they differ.
@@ -22,7 +51,7 @@ class ModelShape:
         networks: how many feed-forward networks a layer has.
         gated: whether they have gates.
         pre_norm: whether a norm comes before an operation.
-        masked: whether attention is causal or windowed.
+        masks: of the attention of each layer; of one, if all have the same; none, where nothing is hidden.
         branches: whether an attention stands beside another operation.
         normed_branches: whether a norm follows an attention before the residual.
         starts_with_attention: whether the first operation is an attention.
@@ -42,7 +71,7 @@ class ModelShape:
     networks: int = 1
     gated: bool = False
     pre_norm: bool = False
-    masked: bool = False
+    masks: tuple[Mask, ...] = ()
     branches: bool = False
     normed_branches: bool = False
     starts_with_attention: bool = True
@@ -70,6 +99,16 @@ class ModelShape:
         """
         return _read(spec.layers, len(spec.layers), spec.width, spec.classes, spec.read == "mean")
 
+    @property
+    def masked(self) -> bool:
+        """Whether attention is causal or windowed anywhere."""
+        return any(mask.hides for mask in self.masks)
+
+    def pairs(self, n: int, layers: slice = slice(None)) -> int:
+        """How many pairs of ``n`` positions the attentions of these layers have, together."""
+        masks = self.masks if len(self.masks) == self.layers else (self.masks or (Mask(),))[:1] * self.layers
+        return sum(mask.pairs(n) for mask in masks[layers])
+
     def keeps_branch(self, config: DecompXConfig) -> bool:
         """Whether what an attention gives must be kept beside the state, all of it."""
         return (self.branches and config.ffn) or (self.normed_branches and config.ln1)
@@ -91,7 +130,6 @@ def _read(layers: Sequence[Sequence[Any]], n_layers: int, d: int, classes: int, 
     attentions, networks, convolutions = (
         [op for op in ops if op.kind == kind] for kind in ("attention", "ffn", "convolution")
     )
-    masks = [getattr(op, "pattern", op) for op in attentions]
     attending = [s for s in sublayers if any(op.kind == "attention" for op in s.ops)]
     return ModelShape(
         layers=n_layers,
@@ -104,7 +142,7 @@ def _read(layers: Sequence[Sequence[Any]], n_layers: int, d: int, classes: int, 
         networks=max(sum(op.kind == "ffn" for s in layer for op in s.ops) for layer in layers),
         gated=any(map(_is_gated, networks)),
         pre_norm=any(s.pre_norm is not None for s in sublayers),
-        masked=any(mask.causal or mask.window is not None for mask in masks),
+        masks=_masks(layers),
         branches=any(len(s.ops) > 1 for s in attending),
         normed_branches=any(s.out_norm is not None for s in attending),
         starts_with_attention=bool(sublayers) and sublayers[0].ops[0].kind == "attention",
@@ -113,6 +151,21 @@ def _read(layers: Sequence[Sequence[Any]], n_layers: int, d: int, classes: int, 
         least_kv_heads=_least([op.kv_heads for op in attentions]),
         taps=max((op.weight.shape[2] for op in convolutions), default=0),
     )
+
+
+def _masks(layers: Sequence[Sequence[Any]]) -> tuple[Mask, ...]:
+    """As :attr:`ModelShape.masks` has them."""
+    masks = tuple(map(_mask, layers))
+    if len(set(masks)) > 1:
+        return masks
+    return masks[:1] if masks[0].hides else ()
+
+
+def _mask(layer: Sequence[Any]) -> Mask:
+    """That of the first attention of a layer."""
+    found = (getattr(op, "pattern", op) for sublayer in layer for op in sublayer.ops if op.kind == "attention")
+    first = next(found, None)
+    return Mask() if first is None else Mask(first.causal, first.window)
 
 
 # A linearised operation holds `w_in`, `w_out`, a specified one `into`, `out`.

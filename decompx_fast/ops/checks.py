@@ -38,7 +38,12 @@ def contiguous_last(op: str, name: str, t: Tensor) -> None:
 
 
 def writable(op: str, name: str, t: Tensor) -> None:
-    """``t`` is written to, so no two of its elements may share memory (as in an expanded view)."""
+    """``t`` is written to, so no two of its elements may share memory (as in an expanded view), and what is in memory
+    must be its numbers (and not their negatives, as in the imaginary part of a conjugate)."""
+    if not torch.compiler.is_compiling() and t.is_neg():
+        raise InputError(
+            f"{op}: `{name}` is written to, but is a view that negates what is in memory: pass t.resolve_neg(), a copy"
+        )
     if any(size > 1 and stride == 0 for size, stride in zip(t.shape, t.stride(), strict=True)):
         raise InputError(
             f"{op}: `{name}` is written to, but is an expanded view (strides {list(t.stride())}): pass a copy"

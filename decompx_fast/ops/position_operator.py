@@ -18,6 +18,7 @@ added:
 where ``c1`` and ``c2`` are 1 for a norm that centres and 0 otherwise.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -102,7 +103,9 @@ def position_operator(
         factor = _inverse_scale(theta, w_in, norm_in, norm_out)
         folded_in, folded_out = fold_norm_in(w_in, norm_in), fold_norm_out(w_out, norm_out)
         skip = _skip_vectors(w_in, norm_in, norm_out)
-        _position_operator(out, theta, folded_in, folded_out, factor, skip, precision, backend)
+        given = {"w_in": w_in, "w_out": w_out} | {name: part for name, part in parts.items() if part is not None}
+        names, tensors = ",".join(given), list(given.values())
+        _position_operator(out, theta, folded_in, folded_out, factor, skip, precision, backend, names, tensors)
     return out
 
 
@@ -199,8 +202,12 @@ def _position_operator(
     skip: Tensor,
     precision: str,
     backend: str,
+    names: str,
+    given: Sequence[Tensor],
 ) -> None:
-    checks.separate("position_operator", {"out": out}, theta=theta, w_in=w_in, w_out=w_out, factor=factor, skip=skip)
+    # What the user gave counts too: folded weights are copies, and theirs would be overwritten in silence.
+    user_given = dict(zip(names.split(","), given, strict=True))
+    checks.separate("position_operator", {"out": out}, theta=theta, **user_given)
     limit = registry.triton_dtype_limit(w_in.dtype) or registry.triton_precision_limit(w_in.dtype, precision)
     compute = registry.select("position_operator", backend, theta.device, limits={"triton": limit})
     compute(out, theta, w_in, w_out, factor, skip, precision=precision)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import InputError, shown
+from ..errors import InputError, OptionError, shown
 from ..result.explanation import SourceUnit
 from ..result.failure import OF_AN_INPUT, Failure
 from ..result.tokens import readable_tokens
@@ -51,9 +51,9 @@ class Sources:
 
 
 def check_unit(sources: Any) -> None:
-    """Raise an InputError for a unit that does not exist."""
+    """Raise an OptionError for a unit that does not exist."""
     if isinstance(sources, str) and sources not in UNITS:
-        raise InputError(f"sources={sources!r}: use one of {', '.join(map(repr, UNITS))}, or a group id per token")
+        raise OptionError(f"sources={sources!r}: use one of {', '.join(map(repr, UNITS))}, or a group id per token")
 
 
 def resolve_sources(sources: Any, encoded: Encoded) -> Sources | None:

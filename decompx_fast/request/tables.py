@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
-from ..errors import InputError, OptionError, shown
+from ..errors import InputError, OptionError, counted, shown
 from ..optional import import_optional
 
 #: Stands for standard input, in the place of a file.
@@ -274,7 +274,7 @@ def _read_columns(lines: _Lines, reader: Any) -> Iterator[Row]:
         try:
             cells = next(reader, None)
         except csv.Error as error:
-            cells, problem = [], f"{place} cannot be read: {error}"
+            cells, problem = [], _quoting_problem(lines, number, error)
         except _UndecodedLine as error:
             cells, problem = [], str(error)
         if cells is None:
@@ -289,8 +289,21 @@ def _read_columns(lines: _Lines, reader: Any) -> Iterator[Row]:
         if problem is None and not any(cells):
             continue
         if problem is None and len(cells) != len(header):
-            problem = f"{place} has {len(cells)} columns, and the first line names {len(header)}"
+            problem = f"{place} has {counted(len(cells), 'column')}, and the first line names {len(header)}"
         yield Row(lines.name, "line", number, {} if problem else dict(zip(header, cells, strict=True)), problem)
+
+
+def _quoting_problem(lines: _Lines, first: int, error: csv.Error) -> str:
+    """Why a row that begins at the line ``first`` cannot be read: a cell, or lines that an open quote has taken."""
+    where = f"line {first} of {lines.name}"
+    if lines.number > first:
+        return (
+            f"{where} opens a quote that is not closed where a cell ends, and what follows up to line {lines.number} "
+            f"is lost in it ({error}): close it, and write a quote within a quoted cell twice"
+        )
+    if "limit" in str(error):
+        return f"{where} has a cell of more than {csv.field_size_limit():,} characters: shorten it, or drop the row"
+    return f"{where} cannot be read: {error}; write a quote within a quoted cell twice"
 
 
 def _check_header(header: Sequence[str], place: str) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..config import DecompXConfig
-from ..errors import InputError, shown
+from ..errors import InputError, OptionError, shown
 from .forms import as_tensor
 
 
@@ -58,7 +58,8 @@ def resolve_targets(targets: Any, labels: Sequence[str]) -> Targets:
         labels: names of all classes.
 
     Raises:
-        InputError: for a class that does not exist, or weights that are no numbers.
+        OptionError: for a class that does not exist.
+        InputError: for weights that are no numbers.
     """
     count = len(labels)
     if targets is None:
@@ -106,9 +107,10 @@ def _class(target: Any, labels: Sequence[str]) -> int:
     if isinstance(target, str):
         if target in labels:
             return labels.index(target)
-        near = difflib.get_close_matches(target, labels, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise InputError(f"there is no class {target!r}: {hint}{_listed(labels)}")
+        folded = {label.strip().casefold(): label for label in reversed(labels)}  # of equals the first
+        near = difflib.get_close_matches(target.strip().casefold(), folded, n=1, cutoff=0.5)
+        hint = f"did you mean {folded[near[0]]!r}? " if near else ""
+        raise OptionError(f"there is no class {target!r}: {hint}{_listed(labels)}")
     try:
         index = operator.index(target)
     except (TypeError, ValueError, RuntimeError):
@@ -118,7 +120,7 @@ def _class(target: Any, labels: Sequence[str]) -> int:
             f"targets holds {shown(target)}: use a class's name or index, or a mapping of classes to weights"
         )
     if not 0 <= index < len(labels):
-        raise InputError(f"there is no class {index}: {_listed(labels)}")
+        raise OptionError(f"there is no class {index}: {_listed(labels)}")
     return index
 
 

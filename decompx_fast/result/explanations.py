@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import SupportsIndex, TypeVar, overload
+from typing import Any, SupportsIndex, TypeVar, overload
 
 Item = TypeVar("Item")
 
@@ -22,6 +22,22 @@ class Explanations(list[Item]):
     def __getitem__(self, index: SupportsIndex | slice) -> Item | Explanations[Item]:
         found = super().__getitem__(index)
         return Explanations(found) if isinstance(index, slice) else found  # type: ignore[arg-type,return-value]
+
+    # Only lists: what another class does with this one is its own affair, as for any list.
+
+    def __add__(self, other: list[Any]) -> Explanations[Any]:
+        return Explanations([*self, *other]) if isinstance(other, list) else NotImplemented
+
+    def __radd__(self, other: list[Any]) -> Explanations[Any]:
+        return Explanations([*other, *self]) if isinstance(other, list) else NotImplemented
+
+    def __mul__(self, times: SupportsIndex) -> Explanations[Item]:
+        return Explanations(super().__mul__(times))
+
+    __rmul__ = __mul__
+
+    def copy(self) -> Explanations[Item]:
+        return Explanations(self)
 
     def _repr_html_(self) -> str:
         from .render import render_list

@@ -179,16 +179,21 @@ def atomic_write(path: str | os.PathLike[str], write: Callable[[str], object]) -
         flush_to_disk(folder, os.O_RDONLY | os.O_DIRECTORY)
 
 
-def check_place(path: str | os.PathLike[str], *, example: str = "explanation.safetensors") -> None:
+def check_place(path: str | os.PathLike[str], *, example: str = "explanation.safetensors", grows: bool = False) -> None:
     """Raise an OutputError if no file can be at ``path``; writes nothing.
 
     Args:
         path: where a file shall be.
         example: the name of such a file, to be suggested where ``path`` is a folder.
+        grows: whether it is written to where it is, and not replaced: then it may be a pipe or a device.
     """
     name = os.fspath(path)
     place = os.path.realpath(name)
     folder = os.path.dirname(place)
+    if grows and os.path.exists(name) and not os.path.isdir(name) and not os.path.isfile(name):
+        if not os.access(name, os.W_OK):
+            raise OutputError(f"{name} cannot be written: you may not write to it. Choose another path.")
+        return
     _check_place(name, place, folder, example)
     if not os.access(folder, os.W_OK):
         raise OutputError(f"{name} cannot be written: you may not write in {folder}. Choose another path.")

@@ -93,17 +93,18 @@ class AdjointPlan(PlanText):
         mixed, values = s.heads * s.head_size, s.kv_heads * s.head_size
         maps = 2 if s.gated and self.config.gate == "half" else 1
         network = 2 * s.d * s.f * (1 + maps) * networks
-        pairs = self.n * (self.n + 1) // 2 if s.masked else self.n * self.n
-        dense = self._positions * (network + 2 * s.d * (mixed + values)) + 2 * self.batch * pairs * mixed
+        attended = 2 * self.batch * mixed
+        dense = (s.layers - 1) * self._positions * (network + 2 * s.d * (mixed + values))
+        dense += attended * s.pairs(self.n, slice(s.layers - 1))
         last = self.batch * (network + 2 * s.d * mixed + 2 * self.n * mixed) + self._positions * 2 * s.d * values
-        weights = 2 * self.batch * pairs * mixed
+        weights = attended * s.pairs(self.n)
         forward = self._positions * (4 * s.d * (mixed + values) + 2 * s.d * s.f * (2 + s.gated) * s.networks)
         convolution = 2 * self._positions * s.taps * s.d * s.d * (1 + self.directions)
         return {
             **({"convolution": convolution} if s.taps else {}),
-            "forward pass": s.layers * (forward + 2 * weights),
-            "attention weights": s.layers * weights * -(-self.directions // self.at_once),
-            "pull-backs": self.directions * ((s.layers - 1) * dense + last),
+            "forward pass": s.layers * forward + 2 * weights,
+            "attention weights": weights * -(-self.directions // self.at_once),
+            "pull-backs": self.directions * (dense + last),
         }
 
     @property

@@ -39,7 +39,7 @@ from ...linearize.layer import (
     Norm,
     Sublayer,
 )
-from ..accuracy import Conditioning
+from ..accuracy import Conditioning, model_dtype_of
 from ..attribution import Attribution, SiteShare
 from ..blocks import blocks
 from ..dtype_range import finite
@@ -91,7 +91,7 @@ def attribute(
     tape = Tape(linearization, config, checkpoint_every, terms)
     wanted = Wanted.of(tape.head, terms, config.bias_token_split, x)
     parts = list(blocks(wanted.count, directions_at_once(x.shape[0], x.shape[1], x.shape[2], x.element_size())))
-    conditioning = Conditioning(x.dtype)
+    conditioning = Conditioning(x.dtype, model_dtype=model_dtype_of(linearization))
     found = [
         _pull(tape, wanted.pulled(part), x, config, conditioning, sites=sites, first=n == 0, last=n == len(parts) - 1)
         for n, part in enumerate(parts)

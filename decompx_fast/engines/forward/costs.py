@@ -14,7 +14,7 @@ from ...config import DecompXConfig
 from ...linearize.layer import KEEP_BYTES
 from ...ops.backends.products import WIDENED_NUMBERS, copied_numbers, kind_of
 from ..blocks import block_length, wide
-from ..shape import ModelShape
+from ..shape import Mask, ModelShape
 
 #: How many numbers per position and source the sharing of one bias holds at once: dots, weights, their sum, the
 #: quotient, and the equal shares that replace it where the sum is zero.
@@ -22,6 +22,9 @@ SHARING_TEMPORARIES = 6
 
 #: How many tensors of the size of the FFN hidden an activation such as GELU holds while it is computed.
 ACTIVATION_TEMPORARIES = 4
+
+#: Bytes of what a window's mask is made from, for each pair of positions: two differences, and three masks.
+WINDOW_BYTES = 2 * 8 + 3
 
 #: Rows that the twin of `mixing` takes at once where keys can be skipped.
 MASKED_ROWS = 128
@@ -183,10 +186,17 @@ class Costs:
         collects = self.config.variant == "paper" and self.config.bias not in ("none", "cls", "bias_token")
         return self.positions * self.k * self.wide if collects else 0
 
-    def alpha_row_bytes(self) -> tuple[int, int]:
-        """A row of attention weights: while it is computed, and then."""
-        row = self.batch * self.shape.heads * self.n
-        return row * self.constant * (3 if self.shape.masked else 2), row * self.item
+    def alpha_bytes(self, rows: int) -> tuple[int, int]:
+        """Some rows of attention weights: while they are computed, the mask among them, and then."""
+        making = held = 0
+        for mask in set(self.shape.masks) or {Mask()}:
+            numel = rows * mask.width(rows, self.n)
+            weights = numel * self.batch * self.shape.heads
+            steps = 2 * weights * self.constant  # before the softmax and after, or before the mask and after
+            if mask.hides:
+                steps = max(steps + 2 * numel, weights * self.constant + (WINDOW_BYTES if mask.window else 2) * numel)
+            making, held = max(making, steps), max(held, weights * self.item)
+        return making, held
 
     def source_bytes(self) -> int:
         """What the mixing of a source takes beside the buffer."""
@@ -202,7 +212,7 @@ class Costs:
     def mixing_bytes(self, blocks: Blocks) -> int:
         s = self.shape
         rows = block_length(self.n, blocks.alpha_rows)
-        making, held = (rows * row for row in self.alpha_row_bytes())
+        making, held = self.alpha_bytes(rows)
         sources = block_length(self.k, blocks.sources)
         weights = 2 * s.d * s.heads * s.head_size * self.cast
         queries = 2 * self.positions * s.heads * s.head_size * self.constant
@@ -309,7 +319,7 @@ class Costs:
         values, mixed = s.kv_heads * s.head_size, s.heads * s.head_size
         dense = s.layers - self.starts_diagonal - (not self.keeps_rows)
         whole = s.layers - (not self.keeps_rows)
-        pairs = self.n * (self.n + 1) / 2 if s.masked else self.n * self.n
+        pairs = s.pairs(self.n, slice(int(self.starts_diagonal), s.layers - (not self.keeps_rows)))
         if self.grouped:
             first = 2 * self.positions * self.n * mixed + 2 * rows * mixed * s.d
         else:
@@ -326,7 +336,7 @@ class Costs:
         parts = {
             "first attention": first * self.starts_diagonal,
             "projections": dense * 2 * rows * s.d * (values + mixed),
-            "mixing": dense * 2 * self.batch * pairs * self.k * mixed,
+            "mixing": 2 * self.batch * pairs * self.k * mixed,
             "position-wise": whole * self.positions * (folded if path == "operator" else direct),
             "last row": last,
         }

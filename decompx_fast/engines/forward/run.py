@@ -18,7 +18,7 @@ from ...config import DecompXConfig
 from ...errors import InputError
 from ...linearize.layer import Convolution, Linearization, LinearizedLayer, Norm, Sublayer
 from ...ops.shares import safe_norm
-from ..accuracy import Conditioning
+from ..accuracy import Conditioning, model_dtype_of
 from ..attribution import Attribution
 from ..bias import Rule
 from ..blocks import Workspace, blocks, wide
@@ -175,14 +175,14 @@ class _Run:
         self.x = self.embedding.new_empty(b, n, self.plan.costs.k, d)
         self.held: tuple[int, ...] | None = None  # the positions that are left; None: all
         self.stages: dict[str, Tensor] = {}
-        self.conditioning = Conditioning(self.dtype, self.config.bias)
+        self.conditioning = Conditioning(self.dtype, self.config.bias, model_dtype_of(self.linearization))
         self.reach: Reach | None = Reach.own(n, self.embedding.device)
         self.keeps_rows = not {"encoder", "aggregated"}.isdisjoint(self.config.stages)
 
     def apply(self, layer: LinearizedLayer) -> None:
         """Move the state through one layer."""
         check_layer(layer, self.dtype)
-        self.conditioning.note(layer)
+        self.conditioning.note(layer, self.x if layer.index else self.embedding.unsqueeze(2))
         last = layer.index == self.linearization.num_layers - 1
         if last:
             self.head = head_for(self.linearization, layer.output, self.terms)
