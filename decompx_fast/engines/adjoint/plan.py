@@ -94,14 +94,17 @@ class AdjointPlan(PlanText):
         maps = 2 if s.gated and self.config.gate == "half" else 1
         network = 2 * s.d * s.f * (1 + maps) * networks
         attended = 2 * self.batch * mixed
-        dense = (s.layers - 1) * self._positions * (network + 2 * s.d * (mixed + values))
-        dense += attended * s.pairs(self.n, slice(s.layers - 1))
-        last = self.batch * (network + 2 * s.d * mixed + 2 * self.n * mixed) + self._positions * 2 * s.d * values
+        everywhere = self._positions * (network + 2 * s.d * (mixed + values))
+        dense = (s.layers - 1) * everywhere + attended * s.pairs(self.n, slice(s.layers - 1))
+        row = self.batch * (network + 2 * s.d * mixed + 2 * self.n * mixed)
+        whole = everywhere + attended * s.pairs(self.n, slice(s.layers - 1, None))
+        last = min(s.rows * row + self._positions * 2 * s.d * values, whole)
         weights = attended * s.pairs(self.n)
         forward = self._positions * (4 * s.d * (mixed + values) + 2 * s.d * s.f * (2 + s.gated) * s.networks)
         convolution = 2 * self._positions * s.taps * s.d * s.d * (1 + self.directions)
         return {
             **({"convolution": convolution} if s.taps else {}),
+            **({"vocabulary": s.vocabulary_flops(self.batch, self.config.bias)} if s.outputs else {}),
             "forward pass": s.layers * forward + 2 * weights,
             "attention weights": weights * -(-self.directions // self.at_once),
             "pull-backs": self.directions * (dense + last),
