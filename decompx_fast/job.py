@@ -276,7 +276,7 @@ def _warn_of_errors(attribution: Attribution, errors: Sequence[float] | None, le
     if expected > least:
         warn_user(
             f"scores may be wrong by {min(expected, 1.0):.1%} of the largest or more, whatever completeness_error "
-            "says: saturated attention or norms of tiny variance magnify rounding in this model, or its vectors are too "
-            f"small for the dtype. check='thorough' measures it; {ways}",
+            "says: saturated attention or norms of tiny variance magnify rounding in this model, or its vectors are "
+            f"too small for the dtype. check='thorough' measures it; {ways}",
             PrecisionWarning,
         )

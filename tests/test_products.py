@@ -135,7 +135,7 @@ def test_onednn_is_refused_where_it_is_not(with_both_libraries, monkeypatch):
 def test_doctor_shows_the_choice_and_its_reason(with_both_libraries, monkeypatch):
     processors.become(monkeypatch, "zen5")
     rows = {row[:2]: row[2:] for row in doctor.products()}
-    assert rows["float32", "large"][0] == "onednn" and "380 of oneDNN" in rows["float32", "large"][1]
+    assert rows["float32", "large"][0] == "onednn" and "380 GFLOP/s by oneDNN" in rows["float32", "large"][1]
     monkeypatch.setenv(product_choices.VARIABLE, "float32=torch")
     rows = {row[:2]: row[2:] for row in doctor.products()}
     assert rows["float32", "large"] == ("torch", "DECOMPX_FAST_PRODUCTS=float32=torch")
@@ -174,17 +174,56 @@ with products.forced_way("onednn"):
 print(resident_mib() - before)
 """
 
+MIXING_GROWTH = """
+import torch
+from decompx_fast import ops
+from decompx_fast.ops.backends import products
+
+
+def resident_mib():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096 / 2**20
+
+
+def mix(n):
+    ops.mixing(torch.ones(1, 1, n, n), torch.ones(1, n, 20, 1, 8), backend="torch")
+
+
+with products.forced_way("onednn"):
+    for n in (300, 460):
+        mix(n)
+    before = resident_mib()
+    for n in range(260, 460, 3):
+        mix(n)
+print(resident_mib() - before)
+"""
+
 
 @pytest.mark.slow
 @pytest.mark.skipif(
     not (product_choices.has_onednn() and Path("/proc/self/statm").exists()), reason="needs oneDNN, Linux"
 )
-def test_products_of_many_lengths_do_not_grow_the_process():
-    """With a shape for each number of rows it grew by 400 MiB; what is left are ten shapes of half a MiB."""
+@pytest.mark.parametrize("script", [GROWTH, MIXING_GROWTH], ids=["weights", "mixing"])
+def test_products_of_many_lengths_do_not_grow_the_process(script):
+    """With a shape for each number of rows it grew by 400 MiB, and by 84 where all three sizes follow the length; what
+    is left are ten shapes of half a MiB."""
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    run = subprocess.run([sys.executable, "-c", GROWTH], cwd=ROOT, env=environment, capture_output=True, text=True)
+    run = subprocess.run([sys.executable, "-c", script], cwd=ROOT, env=environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     assert float(run.stdout) < 40
+
+
+@pytest.mark.skipif(not product_choices.has_onednn(), reason="this build of PyTorch has no oneDNN")
+@pytest.mark.parametrize(
+    ("m", "k", "n"), [(1, 1, 1), (49, 63, 65), (130, 64, 512), (64, 200, 4096), (300, 130, 4800), (70, 129, 5000)]
+)
+def test_products_of_varied_sizes_are_the_products(m, k, n):
+    generator = torch.Generator().manual_seed(m)
+    a, b = torch.randn(m, k, generator=generator), torch.randn(k, n, generator=generator)
+    out = torch.full((m, n + 3), torch.nan)[:, :n]
+    with products.forced_way("onednn"):
+        products.multiply(a, b, out=out, varied=True)
+    exact = a.double() @ b.double()
+    assert (out - exact).abs().max() < 1e-6 * k  # sums of k numbers of size one in float32
 
 
 def test_float64_is_never_rounded():

@@ -40,7 +40,8 @@ class Conditioning:
     """Sums up what magnifies rounding, layer by layer, in any order.
 
     The estimate is ``2 (sum over norms of (u k)^2 + sum over attentions of (w a)^2)^(1/2)``, with ``u`` the rounding of
-    the state or of the model, whichever is coarser, ``w`` that of the constants or of the model, ``k`` the size of what enters a norm over its standard deviation, and ``a`` the mean over some rows of
+    the state or of the model, whichever is coarser, ``w`` that of the constants or of the model, ``k`` the size of what
+    enters a norm over its standard deviation, and ``a`` the mean over some rows of
     ``sum_j alpha[j] (1 - alpha[j]) |q| |k[j]| scale / sqrt(v)``: a weight that is nearly 1 or 0 does not move.
 
     Where biases are shared by the cosine, which does not fall with the size of a vector, the share of weights that
@@ -117,8 +118,8 @@ def _norms(sublayer: Sublayer) -> list[tuple[Norm, Tensor]]:
 
 
 def _sizes(layer: LinearizedLayer, state: Tensor) -> Iterator[Tensor]:
-    """``[b]`` each, float32: the root mean square of the largest vector before a layer, and of what each operation makes
-    of it first, roughly: norms divide by the true state's deviation, however small the vectors are."""
+    """``[b]`` each, float32: the root mean square of the largest vector before a layer, and of what each operation
+    makes of it first, roughly: norms divide by the true state's deviation, however small the vectors are."""
     norm = torch.linalg.vector_norm(state, dim=-1, dtype=torch.float32).flatten(1).amax(1)
     root = math.sqrt(state.shape[-1])
     yield norm / root

@@ -127,7 +127,7 @@ def mixing_torch(
                 if allowed is not None:
                     weights = weights.where(allowed, weights.new_zeros(()))
                 mixed = weights.new_empty(stop - start, n_k * n_v)  # [i, (k v)]
-                multiply(weights, values[keys], out=mixed)
+                multiply(weights, values[keys], out=mixed, varied=True)
                 out[n, start:stop, :, head] = mixed.view(stop - start, n_k, n_v)
 
 

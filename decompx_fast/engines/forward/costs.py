@@ -12,7 +12,7 @@ import torch
 
 from ...config import DecompXConfig
 from ...linearize.layer import KEEP_BYTES
-from ...ops.backends.products import WIDENED_NUMBERS, copied_numbers, kind_of
+from ...ops.backends.products import WIDENED_NUMBERS, copied_numbers, kind_of, varied_numbers
 from ..blocks import block_length, wide
 from ..shape import Mask, ModelShape
 from .segments import rows_are_cheaper
@@ -222,13 +222,21 @@ class Costs:
         widened_alpha = rows * self.n * self.widened
         most = max(
             making + queries + (held if rows < self.n else 0),
-            held + widened_alpha + sources * self.source_bytes(),
+            held + widened_alpha + sources * self.source_bytes() + self._mixing_copies(rows, sources),
             held + self._first_bytes(sources, rows),
             *(held + self.product_bytes(sources * self.positions, s.d, values) for values in self._value_widths()),
             held + self.product_bytes(sources * self.positions, s.heads * s.head_size, s.d),
             self.shares_bytes() * SHARING_TEMPORARIES,
         )
         return weights + self.shares_bytes() + most
+
+    def _mixing_copies(self, rows: int, sources: int) -> int:
+        """What a library makes apart to mix a head's values of some sources."""
+        width = sources * self.shape.head_size
+        rows = min(rows, MASKED_ROWS) if self.shape.masked else rows
+        if not self.twins or kind_of(rows, self.n, width) not in self.copies:
+            return 0
+        return self.item * varied_numbers(rows, self.n, width)
 
     def _value_widths(self) -> set[int]:
         """Into how many numbers vectors are projected: few are multiplied in another way than many."""

@@ -25,13 +25,24 @@ ROW_STEP = 64
 SHORT = 48
 
 
-def multiply(a: Tensor, b: Tensor, *, out: Tensor) -> None:
-    """``out = a b`` for ``[m, k]`` and ``[k, n]`` of one dtype, with ``out`` contiguous along its last axis."""
+#: Columns that are multiplied at once where all sizes of a product follow the length of a text: then the library meets
+#: these three widths, and rows and inner sizes in steps of :data:`ROW_STEP`.
+WIDTHS = (4096, 512, 64)
+
+
+def multiply(a: Tensor, b: Tensor, *, out: Tensor, varied: bool = False) -> None:
+    """``out = a b`` for ``[m, k]`` and ``[k, n]`` of one dtype, with ``out`` contiguous along its last axis.
+
+    Args:
+        a, b, out: the product.
+        varied: whether ``k`` and ``n`` follow the length of a text too, and not only ``m``.
+    """
     if a.device.type != "cpu" or a.dtype is torch.float64 or not out.numel():
         torch.mm(a, b, out=out)
-    else:
-        with full_precision(a.device):
-            WAYS[way(a.dtype, kind_of(*a.shape, b.shape[1]))](a, b, out)
+        return
+    with full_precision(a.device):
+        taken = way(a.dtype, kind_of(*a.shape, b.shape[1]))
+        (_onednn_varied if varied and taken == "onednn" else WAYS[taken])(a, b, out)
 
 
 def kind_of(*sizes: int) -> str:
@@ -71,6 +82,37 @@ def _onednn(a: Tensor, b: Tensor, out: Tensor) -> None:
         filled = a.new_zeros(ROW_STEP, a.shape[1])
         filled[:rest] = a[whole:]
         out[whole:] = torch.ops.mkldnn._linear_pointwise(filled, b.T, None, "none", [], "")[:rest]
+
+
+def _onednn_varied(a: Tensor, b: Tensor, out: Tensor) -> None:
+    """In pieces of few sizes, padded with zeros and laid out anew: strides count among what makes a shape."""
+    inner = _steps(a.shape[1])
+    left = a.new_zeros(a.shape[0], inner)
+    left[:, : a.shape[1]] = a
+    start, n = 0, b.shape[1]
+    while start < n:
+        width = next((width for width in WIDTHS if width <= n - start), WIDTHS[-1])
+        stop = min(start + width, n)
+        right = b.new_zeros(inner, width)
+        right[: b.shape[0], : stop - start] = b[:, start:stop]
+        if stop - start == width:
+            _onednn(left, right, out[:, start:stop])
+        else:
+            filled = out.new_empty(out.shape[0], width)
+            _onednn(left, right, filled)
+            out[:, start:stop] = filled[:, : stop - start]
+        start = stop
+
+
+def _steps(size: int) -> int:
+    """The next whole multiple of :data:`ROW_STEP`."""
+    return -(-size // ROW_STEP) * ROW_STEP
+
+
+def varied_numbers(m: int, k: int, n: int) -> int:
+    """What oneDNN's way holds at once beside the arguments of a product of varied sizes."""
+    inner, width = _steps(k), next((width for width in WIDTHS if width <= n), WIDTHS[-1])
+    return m * inner + inner * width + copied_numbers(m, inner, width) + (m * width if n < width else 0)
 
 
 def rows_at_once(n: int) -> int:
