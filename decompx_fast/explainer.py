@@ -20,6 +20,8 @@ from .engines.memory import available_bytes
 from .errors import InputError, OptionError
 from .job import Job
 from .linearize.linearization import find_family, specification, unwrap
+from .linearize.sentence import SentenceEncoder
+from .models.sentence import unpacked
 from .request.batching import stream
 from .request.encoding import Reader, with_ids
 from .request.sources import check_unit, with_sources
@@ -65,7 +67,7 @@ class DecompX:
     eval-mode function, and it is left as it was.
 
     Args:
-        model: a Hugging Face sequence classifier of a supported architecture.
+        model: a Hugging Face sequence classifier of a supported architecture; or what gives one vector for a text.
         tokenizer: its tokenizer; may be left out if only token ids and encodings will be given.
         config: the options of the method.
         engine: which engine computes. ``auto`` takes the fastest that can answer.
@@ -73,6 +75,8 @@ class DecompX:
             float64 for a float64 model, float32 for all others.
         batch_size: how many texts at most are computed together; ``None``: as many as fit
             0.5 GiB.
+        pooling: of a model without a head (``BertModel``), for :meth:`similarity`: ``"mean"``, ``"cls"`` or
+            ``"lasttoken"``. A ``SentenceTransformer`` or a ``CrossEncoder`` says all by itself.
         **options: single options of :class:`DecompXConfig`, such as ``bias="none"``.
 
     Raises:
@@ -89,8 +93,10 @@ class DecompX:
         engine: str = "auto",
         dtype: str | torch.dtype | None = None,
         batch_size: int | None = None,
+        pooling: str | None = None,
         **options: Any,
     ) -> None:
+        model, tokenizer = unpacked(model, tokenizer, pooling)
         if not isinstance(model, nn.Module):
             raise InputError(
                 f"model is a {type(model).__name__}: give a loaded model, or use DecompX.from_pretrained(path)"
@@ -118,15 +124,17 @@ class DecompX:
         *,
         device: str | torch.device | None = None,
         half: bool = False,
+        pooling: str | None = None,
         **arguments: Any,
     ) -> DecompX:
-        """Load a classifier and its tokenizer from a folder, or by the id of a model hub.
+        """Load a classifier or a sentence encoder and its tokenizer from a folder, or by the id of a model hub.
 
         Args:
-            path_or_id: a folder that ``save_pretrained`` wrote, or an id.
+            path_or_id: a folder that ``save_pretrained`` or sentence-transformers wrote, or an id.
             device: where to put the model; ``None`` for the CPU.
             half: keep weights that are stored in float16 or bfloat16 so. By default they are widened to float32,
                 where the model's logits are exact enough to be compared with.
+            pooling: as for :class:`DecompX`, where the folder does not say it.
             **arguments: as for :class:`DecompX`.
 
         Raises:
@@ -135,7 +143,7 @@ class DecompX:
         """
         from .models.pretrained import load_pretrained
 
-        model, tokenizer = load_pretrained(path_or_id, half=half)
+        model, tokenizer = load_pretrained(path_or_id, half=half, pooling=pooling)
         explainer = cls(_to_device(model, device), tokenizer, **arguments)
         explainer.name = os.fspath(path_or_id)
         return explainer
@@ -156,9 +164,23 @@ class DecompX:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The names of the classes, in the order of the logits."""
+        """The names of the classes, in the order of the logits.
+
+        Raises:
+            InputError: if the model gives one vector for a text and no classes.
+        """
+        if self.compares:
+            raise InputError(
+                "this model gives one vector for a text and no classes, so there are no logits to explain: compare two "
+                "texts with similarity(a, b), or load a classifier"
+            )
         names = self._model_config.id2label
         return tuple(str(names.get(n, names.get(str(n), f"LABEL_{n}"))) for n in range(len(names)))
+
+    @property
+    def compares(self) -> bool:
+        """Whether the model gives one vector for a text, for :meth:`similarity`, and no classes."""
+        return isinstance(unwrap(self.model), SentenceEncoder)
 
     @property
     def problem_type(self) -> ProblemType:

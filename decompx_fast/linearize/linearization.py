@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from ..errors import InputError, NumericalError, UnsupportedModelError
 from .evaluate import linearize_head, linearize_layer, restore_layer
-from .families import FAMILIES
+from .families import FAMILIES, SENTENCE_ENCODERS
+from .families.sentence import ENCODERS
 from .families.unsupported import UNSUPPORTED
 from .layer import Head, LinearizedLayer
 from .model_run import ModelRun, check_embedding_mode, plain_mode, run_model, undisturbed
@@ -68,13 +69,20 @@ def find_family(model: nn.Module) -> Callable[[nn.Module], ModelSpec]:
         UnsupportedModelError: says why it is not, where that is known, and lists what is supported.
     """
     for cls in type(model).__mro__:
-        if cls.__name__ in FAMILIES:
-            return FAMILIES[cls.__name__]
+        for register in (FAMILIES, SENTENCE_ENCODERS):
+            if cls.__name__ in register:
+                return register[cls.__name__]
     supported = f"supported are {', '.join(supported_architectures())}"
     for cls in type(model).__mro__:
         if cls.__name__ in UNSUPPORTED:
             raise UnsupportedModelError(
                 f"{type(model).__name__} cannot be explained exactly: {UNSUPPORTED[cls.__name__]}; {supported}"
+            )
+        if cls.__name__ in ENCODERS:
+            raise UnsupportedModelError(
+                f"{type(model).__name__} has no head, so it gives a state for each token and neither classes nor one "
+                "vector: to compare two texts, say how the states are pooled, as the model's card does: "
+                "DecompX(model, tokenizer, pooling='mean'), or 'cls'; for classes, load a classifier"
             )
     raise UnsupportedModelError(f"{type(model).__name__} cannot be explained yet: {supported}")
 
