@@ -23,12 +23,14 @@ from .linearize.linearization import find_family, specification, unwrap
 from .linearize.sentence import SentenceEncoder
 from .models.sentence import unpacked
 from .request.batching import stream
-from .request.encoding import Reader, with_ids
+from .request.encoding import Encoded, Reader, with_ids
 from .request.sources import check_unit, with_sources
 from .request.targets import resolve_targets
 from .result.explanation import Explanation, ProblemType
 from .result.explanations import Explanations
 from .result.failure import Failure
+from .result.pair import PairExplanation
+from .similarity import Comparison, one_text
 
 DTYPES = {
     "float64": torch.float64,
@@ -56,6 +58,8 @@ ARGUMENTS = (
     "workspace_bytes",
     "positions",
     "check",
+    "measure",
+    "side",
 )
 
 
@@ -276,6 +280,87 @@ class DecompX:
         """
         return self._start(texts, **arguments)[0]
 
+    @overload
+    def similarity(self, a: Any, b: str, **arguments: Any) -> PairExplanation: ...
+
+    @overload
+    def similarity(self, a: Any, b: list[Any], **arguments: Any) -> Explanations[PairExplanation]: ...
+
+    @overload
+    def similarity(self, a: Any, b: Any, **arguments: Any) -> PairExplanation | Explanations[PairExplanation]: ...
+
+    @outside_compiler
+    def similarity(
+        self,
+        a: Any,
+        b: Any,
+        *,
+        measure: Literal["cos", "dot"] = "cos",
+        side: Literal["both", "a", "b"] = "both",
+        sources: Literal["token", "word", "sentence"] = "token",
+        truncate: bool = False,
+        engine: str | None = None,
+        dtype: str | torch.dtype | None = None,
+        path: str = "auto",
+        backend: str = "auto",
+        workspace_bytes: int | None = None,
+        **options: Any,
+    ) -> PairExplanation | Explanations[PairExplanation]:
+        """What each pair of sources adds to the similarity of two texts.
+
+        ``S[k, l] = U[k] . V[l] / (|e_a| |e_b|)``, where the method gives each source its part of its text's vector:
+        the scores add up to the cosine that the model gives, under every rule but ``none``.
+
+        Args:
+            a: a text, token ids, or an encoding of one.
+            b: the same, or a list of them, with each of which ``a`` is compared; it is computed once.
+            measure: ``"cos"``, or ``"dot"`` without the lengths; of a model that normalises its vectors they are equal.
+            side: ``"both"``; or one text's sources against all of the other, which is then only run: with a rule that
+                is linear in the inputs (``none``, ``bias_token``, ``equal``, ``cls``) at about two forward passes.
+            sources, truncate, engine, dtype: as for :meth:`explain_iter`. With ``engine="auto"`` the vectors come from
+                the engine that has them at less cost.
+            path, backend, workspace_bytes: as for :meth:`explain_iter`.
+            **options: single options of :class:`DecompXConfig`. ``bias="bias_token"`` has a row and a column more.
+
+        Returns:
+            One result, or for a list of texts a list.
+
+        Raises:
+            InputError: for a model that gives no vector, or a text that cannot be read.
+            NumericalError: where a cosine is asked of a vector of zeros.
+        """
+        _refuse_misspelt_arguments(options)
+        if not self.compares:
+            raise InputError(
+                f"{type(unwrap(self.model)).__name__} gives classes and not one vector for a text: similarity needs "
+                "a sentence encoder, or an encoder without a head and its pooling, as DecompX(model, tokenizer, "
+                "pooling='mean')"
+            )
+        spec = specification(self.model)
+        comparison = Comparison(
+            explainer=self,
+            config=self.config.replace(**options),
+            engine=self.engine if engine is None else engine,
+            dtype=self.dtype if dtype is None else _check_dtype(dtype),
+            execution=Execution(path, backend, workspace_bytes),
+            shape=ModelShape.from_spec(spec),
+            measure=measure,
+            side=side,
+            sources=sources,
+        )
+        limits = spec.limits
+        reader = Reader(self.tokenizer, limits.positions, sizes=limits.sizes, truncate=truncate, device=self.device)
+        first, is_single = reader.read(a)
+        if not is_single:
+            raise InputError("a is a list: give one text as a, and those that it is compared with as a list in b")
+        query = [one_text(encoded, "a") for encoded in first if isinstance(encoded, Encoded)]
+        second, is_single = reader.read(b)
+        others = [one_text(encoded, "b") for encoded in second if isinstance(encoded, Encoded)]
+        if not others:
+            return Explanations([])
+        found = Explanations(comparison.run(query[0], others))
+        return found[0] if is_single else found
+
     @outside_compiler
     def plan(
         self,
@@ -328,7 +413,7 @@ class DecompX:
             )
         spec = specification(self.model)
         shape, limit = ModelShape.from_spec(spec), spec.limits.positions
-        directions = resolve_targets(targets, self.labels).pulled(config)
+        directions = shape.classes if self.compares else resolve_targets(targets, self.labels).pulled(config)
         if asked == "auto" and chosen == "adjoint":
             chosen = cheaper_engine(shape, config, tokens=tokens, sources=sources, directions=directions)
         model_dtype = next(self.model.parameters()).dtype
