@@ -23,14 +23,14 @@ from .linearize.linearization import find_family, specification, unwrap
 from .linearize.sentence import SentenceEncoder
 from .models.sentence import unpacked
 from .request.batching import stream
-from .request.encoding import Encoded, Reader, with_ids
+from .request.encoding import Reader, with_ids
 from .request.sources import check_unit, with_sources
 from .request.targets import resolve_targets
 from .result.explanation import Explanation, ProblemType
 from .result.explanations import Explanations
 from .result.failure import Failure
 from .result.pair import PairExplanation
-from .similarity import Comparison, one_text
+from .similarity import Comparison, texts_of
 
 DTYPES = {
     "float64": torch.float64,
@@ -164,6 +164,21 @@ class DecompX:
         model, tokenizer = load_demo()
         explainer = cls(_to_device(model, device), tokenizer, **arguments)
         explainer.name = "demo"
+        return explainer
+
+    @classmethod
+    def demo_encoder(cls, *, device: str | torch.device | None = None, **arguments: Any) -> DecompX:
+        """The embedded sentence encoder, for :meth:`similarity` (needs the same package as :meth:`demo`).
+
+        Raises:
+            ModelLoadError: if the package that holds its weights is not installed.
+        """
+        from .models.demo import find_base
+        from .models.sentence import load_sentence_encoder
+
+        model, tokenizer = load_sentence_encoder(str(find_base()))
+        explainer = cls(_to_device(model, device), tokenizer, **arguments)
+        explainer.name = "demo encoder"
         return explainer
 
     @property
@@ -350,12 +365,10 @@ class DecompX:
         )
         limits = spec.limits
         reader = Reader(self.tokenizer, limits.positions, sizes=limits.sizes, truncate=truncate, device=self.device)
-        first, is_single = reader.read(a)
+        query, is_single = texts_of(reader, a, "a")
         if not is_single:
             raise InputError("a is a list: give one text as a, and those that it is compared with as a list in b")
-        query = [one_text(encoded, "a") for encoded in first if isinstance(encoded, Encoded)]
-        second, is_single = reader.read(b)
-        others = [one_text(encoded, "b") for encoded in second if isinstance(encoded, Encoded)]
+        others, is_single = texts_of(reader, b, "b")
         if not others:
             return Explanations([])
         found = Explanations(comparison.run(query[0], others))

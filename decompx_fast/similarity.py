@@ -27,7 +27,7 @@ from .job import _warn_of_errors
 from .linearize.linearization import linearize, unwrap
 from .linearize.model_run import plain_mode
 from .linearize.sentence import embed
-from .request.encoding import Encoded
+from .request.encoding import Encoded, Reader
 from .request.sources import UNITS, Sources, resolve_sources
 from .result.pair import BIAS_TOKEN, Measure, PairExplanation, PairSide
 
@@ -192,9 +192,7 @@ class Comparison:
             inputs = self._inputs(encoded)
             engine = self._engine_for(encoded, sources, None if directions is None else len(directions))
             constants = torch.float32 if self.dtype is not None and self.dtype.itemsize < 4 else self.dtype
-            linearization = linearize(
-                explainer.model, inputs, dtype=constants, record=records(engine, len(encoded))
-            )
+            linearization = linearize(explainer.model, inputs, dtype=constants, record=records(engine, len(encoded)))
             found = attribute(
                 engine,
                 linearization,
@@ -252,15 +250,21 @@ class Comparison:
         return found
 
 
-def one_text(encoded: Encoded, name: str) -> Encoded:
-    """The text itself.
+def texts_of(reader: Reader, items: Any, name: str) -> tuple[list[Encoded], bool]:
+    """The texts of one argument, and whether it was a single one.
 
     Raises:
-        InputError: for a pair of texts, of which a sentence encoder makes no vector.
+        InputError: for what cannot be read, naming the argument; a pair is none of them, since a sentence encoder makes
+            no vector of two texts.
     """
-    if len(encoded.texts) > 1:
-        raise InputError(f"{name} is a pair of texts, as a tuple: give one text; several to compare with as a list")
-    return encoded
+    try:
+        found, is_single = reader.read(items)
+        texts = [encoded for encoded in found if isinstance(encoded, Encoded)]
+    except InputError as error:
+        raise InputError(f"{name}: {error}") from error
+    if any(len(encoded.texts) > 1 for encoded in texts):
+        raise InputError(f"{name} holds a pair of texts, as a tuple: give one text, or several as a list")
+    return texts, is_single
 
 
 def _side(encoded: Encoded, sources: Sources | None, *, has_bias: bool) -> PairSide:

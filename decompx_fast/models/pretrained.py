@@ -174,8 +174,8 @@ def _check_weights(name: str, missing_keys: Collection[str], mismatched_keys: Co
     if missing:
         raise ModelLoadError(
             f"{name!r} is no trained classifier: it has no weights for {', '.join(missing[:4])}, which would be "
-            "random. Use a model fine-tuned for sequence classification; to compare texts by an encoder without a head, "
-            "say how its states are pooled: from_pretrained(..., pooling='mean')"
+            "random. Use a model fine-tuned for sequence classification; to compare texts by an encoder without a "
+            "head, say how its states are pooled: from_pretrained(..., pooling='mean')"
         )
 
 

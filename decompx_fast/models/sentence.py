@@ -132,7 +132,7 @@ class _Tail:
                 raise _unsupported("a Dense module with a residual (use_residual)")
             self.steps.append(_dense(config, source))
         elif kind == "LayerNorm":
-            norm = nn.LayerNorm(int(config["dimension"])) if isinstance(source, Path) else source.norm
+            norm: Any = nn.LayerNorm(int(config["dimension"])) if isinstance(source, Path) else source.norm
             self.steps.append(_filled(EmbeddingStep(norm=norm), source))
         else:
             raise _unsupported(f"a module {kind}")
@@ -140,9 +140,7 @@ class _Tail:
     def finish(self, encoder: nn.Module, max_tokens: Any) -> SentenceEncoder:
         """The whole; tokenizers that know no limit name a huge number."""
         most = max_tokens if isinstance(max_tokens, int) and 0 < max_tokens < 1 << 30 else None
-        return SentenceEncoder(
-            encoder, self.pooling, steps=self.steps, normalized=self.normalized, max_tokens=most
-        )
+        return SentenceEncoder(encoder, self.pooling, steps=self.steps, normalized=self.normalized, max_tokens=most)
 
 
 def _of_sentence_transformer(model: Any) -> SentenceEncoder:
@@ -189,17 +187,15 @@ def _pooling(config: Mapping[str, Any]) -> Any:
 
 def _dense(config: Mapping[str, Any], source: nn.Module | Path) -> EmbeddingStep:
     """A linear map with its activation."""
-    activation: Any = config.get("activation_function", "torch.nn.modules.activation.Tanh")
     if isinstance(source, nn.Module):
-        activation = getattr(source, "activation_function", None)
-    else:
-        kind = str(activation).rpartition(".")[2]
-        if kind not in _ACTIVATIONS:
-            raise _unsupported(f"a Dense module with the activation {activation}")
-        activation = _ACTIVATIONS[kind]()
-    activation = None if isinstance(activation, nn.Identity) else activation
-    if isinstance(source, nn.Module):
-        return EmbeddingStep(linear=source.linear, activation=activation)
+        linear: Any = source.linear
+        activation: Any = getattr(source, "activation_function", None)
+        return EmbeddingStep(linear=linear, activation=None if isinstance(activation, nn.Identity) else activation)
+    name = config.get("activation_function", "torch.nn.modules.activation.Tanh")
+    kind = str(name).rpartition(".")[2]
+    if kind not in _ACTIVATIONS:
+        raise _unsupported(f"a Dense module with the activation {name}")
+    activation = None if kind == "Identity" else _ACTIVATIONS[kind]()
     linear = nn.Linear(int(config["in_features"]), int(config["out_features"]), bias=bool(config.get("bias", True)))
     return _filled(EmbeddingStep(linear=linear, activation=activation), source)
 

@@ -279,4 +279,3 @@ def ordinary_pairs(pair: PairExplanation) -> torch.Tensor:
     """``[k, l]``: the pairs of which neither is special."""
     a, b = (torch.tensor([not special for special in side.special]) for side in (pair.a, pair.b))
     return a[:, None] & b
-

@@ -110,7 +110,7 @@ def _plain(pair: PairExplanation) -> dict[str, Any]:
             data[field.name] = json.loads(json.dumps(dict(value) if isinstance(value, Mapping) else value))
         except (TypeError, ValueError) as error:
             raise InputError(f"{field.name} must hold plain JSON values only, got {value!r} ({error}).") from error
-    return json.loads(json.dumps(data))  # type: ignore[no-any-return]
+    return json.loads(json.dumps(data))
 
 
 def _from_parts(data: Mapping[str, Any], scores: torch.Tensor) -> PairExplanation:
