@@ -369,8 +369,6 @@ class DecompX:
         if not is_single:
             raise InputError("a is a list: give one text as a, and those that it is compared with as a list in b")
         others, is_single = texts_of(reader, b, "b")
-        if not others:
-            return Explanations([])
         found = Explanations(comparison.run(query[0], others))
         return found[0] if is_single else found
 
