@@ -19,7 +19,7 @@ from .engines.forward.plan import ModelShape, Plan, plan
 from .engines.memory import available_bytes
 from .errors import InputError, OptionError
 from .job import Job
-from .linearize.linearization import find_family, specification, unwrap
+from .linearize.linearization import find_classifier, find_family, specification, unwrap
 from .linearize.sentence import SentenceEncoder
 from .models.sentence import unpacked
 from .request.batching import stream
@@ -119,7 +119,7 @@ class DecompX:
         self.dtype = _check_dtype(dtype)
         self.batch_size = _check_batch_size(batch_size)
         self.name: str | None = None
-        find_family(unwrap(model))
+        (find_family if self.compares else find_classifier)(unwrap(model))
 
     @classmethod
     def from_pretrained(

@@ -27,6 +27,7 @@ from .job import _warn_of_errors
 from .linearize.linearization import linearize, unwrap
 from .linearize.model_run import plain_mode
 from .linearize.sentence import embed
+from .linearize.terms import Terms
 from .request.encoding import Encoded, Reader
 from .request.sources import UNITS, Sources, resolve_sources
 from .result.pair import BIAS_TOKEN, Measure, PairExplanation, PairSide
@@ -199,7 +200,7 @@ class Comparison:
                 self.config,
                 dtype=self.dtype,
                 sources=None if sources is None else sources.ids[None].to(explainer.device),
-                directions=directions,
+                terms=None if directions is None else Terms.of_classes(1, self.shape.classes, directions),
                 execution=self.execution,
             )
         state = linearization.embedding.dtype if self.dtype is None or engine == "adjoint" else self.dtype

@@ -56,6 +56,12 @@ def unpacked(model: nn.Module, tokenizer: Any, pooling: Any) -> tuple[nn.Module,
         return _of_sentence_transformer(inner), tokenizer or getattr(inner, "tokenizer", None)
     if pooling is None and "CrossEncoder" in names:
         return _of_cross_encoder(inner), tokenizer or getattr(inner, "tokenizer", None)
+    if pooling is None and isinstance(inner, nn.Module) and is_encoder(inner):
+        raise UnsupportedModelError(
+            f"{type(inner).__name__} has no head, so it gives a state for each token and neither classes nor one "
+            "vector: to compare two texts, say how the states are pooled, as the model's card does: DecompX(model, "
+            "tokenizer, pooling='mean'), or 'cls'; for classes, load a classifier"
+        )
     if pooling is None:
         return model, tokenizer
     if not is_encoder(inner):
