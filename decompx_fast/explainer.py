@@ -331,7 +331,7 @@ class DecompX:
             b: the same, or a list of them, with each of which ``a`` is compared; it is computed once.
             measure: ``"cos"``, or ``"dot"`` without the lengths; of a model that normalises its vectors they are equal.
             side: ``"both"``; or one text's sources against all of the other, which is then only run: with a rule that
-                is linear in the inputs (``none``, ``bias_token``, ``equal``, ``cls``) at about two forward passes.
+                is linear in the inputs (``none``, ``bias_token``, ``equal``, ``cls``) one pull-back gives the scores.
             sources, truncate, engine, dtype: as for :meth:`explain_iter`. With ``engine="auto"`` the vectors come from
                 the engine that has them at less cost.
             path, backend, workspace_bytes: as for :meth:`explain_iter`.
