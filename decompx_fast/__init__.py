@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .explainer import DecompX
     from .result.explanation import Explanation
     from .result.failure import Failure
+    from .result.pair import PairExplanation
     from .result.readback import read_json
 
 __version__ = "0.1.0"
@@ -24,6 +25,7 @@ __all__ = [
     "DecompXError",
     "Explanation",
     "Failure",
+    "PairExplanation",
     "UnsupportedModelError",
     "__version__",
     "read_json",
@@ -35,6 +37,7 @@ _MODULE_OF = {
     "DecompXError": "errors",
     "Explanation": "result.explanation",
     "Failure": "result.failure",
+    "PairExplanation": "result.pair",
     "UnsupportedModelError": "errors",
     "read_json": "result.readback",
 }

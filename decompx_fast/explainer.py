@@ -20,7 +20,9 @@ from .engines.memory import available_bytes
 from .errors import InputError, OptionError
 from .job import Job
 from .linearize.copies import Copies
-from .linearize.linearization import find_classifier, specification, unwrap
+from .linearize.linearization import find_classifier, find_family, specification, unwrap
+from .linearize.sentence import SentenceEncoder
+from .models.sentence import unpacked
 from .request.batching import stream
 from .request.encoding import Reader, with_ids
 from .request.sources import check_unit, with_sources
@@ -28,6 +30,8 @@ from .request.targets import resolve_targets
 from .result.explanation import Explanation, ProblemType
 from .result.explanations import Explanations
 from .result.failure import Failure
+from .result.pair import PairExplanation
+from .similarity import Comparison, texts_of
 
 DTYPES = {
     "float64": torch.float64,
@@ -55,6 +59,8 @@ ARGUMENTS = (
     "workspace_bytes",
     "positions",
     "check",
+    "measure",
+    "side",
 )
 
 
@@ -66,7 +72,7 @@ class DecompX:
     eval-mode function, and it is left as it was.
 
     Args:
-        model: a Hugging Face sequence classifier of a supported architecture.
+        model: a Hugging Face sequence classifier of a supported architecture; or what gives one vector for a text.
         tokenizer: its tokenizer; may be left out if only token ids and encodings will be given.
         config: the options of the method.
         engine: which engine computes. ``auto`` takes the fastest that can answer.
@@ -74,6 +80,8 @@ class DecompX:
             float64 for a float64 model, float32 for all others.
         batch_size: how many texts at most are computed together; ``None``: as many as fit
             0.5 GiB.
+        pooling: of a model without a head (``BertModel``), for :meth:`similarity`: ``"mean"``, ``"cls"`` or
+            ``"lasttoken"``. A ``SentenceTransformer`` or a ``CrossEncoder`` says all by itself.
         **options: single options of :class:`DecompXConfig`, such as ``bias="none"``.
 
     Raises:
@@ -90,8 +98,10 @@ class DecompX:
         engine: str = "auto",
         dtype: str | torch.dtype | None = None,
         batch_size: int | None = None,
+        pooling: str | None = None,
         **options: Any,
     ) -> None:
+        model, tokenizer = unpacked(model, tokenizer, pooling)
         if not isinstance(model, nn.Module):
             raise InputError(
                 f"model is a {type(model).__name__}: give a loaded model, or use DecompX.from_pretrained(path)"
@@ -111,7 +121,7 @@ class DecompX:
         self.batch_size = _check_batch_size(batch_size)
         self.name: str | None = None
         self.copies = Copies()
-        find_classifier(unwrap(model))
+        (find_family if self.compares else find_classifier)(unwrap(model))
 
     @classmethod
     def from_pretrained(
@@ -120,15 +130,17 @@ class DecompX:
         *,
         device: str | torch.device | None = None,
         half: bool = False,
+        pooling: str | None = None,
         **arguments: Any,
     ) -> DecompX:
-        """Load a classifier and its tokenizer from a folder, or by the id of a model hub.
+        """Load a classifier or a sentence encoder and its tokenizer from a folder, or by the id of a model hub.
 
         Args:
-            path_or_id: a folder that ``save_pretrained`` wrote, or an id.
+            path_or_id: a folder that ``save_pretrained`` or sentence-transformers wrote, or an id.
             device: where to put the model; ``None`` for the CPU.
             half: keep weights that are stored in float16 or bfloat16 so. By default they are widened to float32,
                 where the model's logits are exact enough to be compared with.
+            pooling: as for :class:`DecompX`, where the folder does not say it.
             **arguments: as for :class:`DecompX`.
 
         Raises:
@@ -137,7 +149,7 @@ class DecompX:
         """
         from .models.pretrained import load_pretrained
 
-        model, tokenizer = load_pretrained(path_or_id, half=half)
+        model, tokenizer = load_pretrained(path_or_id, half=half, pooling=pooling)
         explainer = cls(_to_device(model, device), tokenizer, **arguments)
         explainer.name = os.fspath(path_or_id)
         return explainer
@@ -156,11 +168,40 @@ class DecompX:
         explainer.name = "demo"
         return explainer
 
+    @classmethod
+    def demo_encoder(cls, *, device: str | torch.device | None = None, **arguments: Any) -> DecompX:
+        """The embedded sentence encoder, for :meth:`similarity` (needs the same package as :meth:`demo`).
+
+        Raises:
+            ModelLoadError: if the package that holds its weights is not installed.
+        """
+        from .models.demo import find_base
+        from .models.sentence import load_sentence_encoder
+
+        model, tokenizer = load_sentence_encoder(str(find_base()))
+        explainer = cls(_to_device(model, device), tokenizer, **arguments)
+        explainer.name = "demo encoder"
+        return explainer
+
     @property
     def labels(self) -> tuple[str, ...]:
-        """The names of the classes, in the order of the logits."""
+        """The names of the classes, in the order of the logits.
+
+        Raises:
+            InputError: if the model gives one vector for a text and no classes.
+        """
+        if self.compares:
+            raise InputError(
+                "this model gives one vector for a text and no classes, so there are no logits to explain: compare two "
+                "texts with similarity(a, b), or load a classifier"
+            )
         names = self._model_config.id2label
         return tuple(str(names.get(n, names.get(str(n), f"LABEL_{n}"))) for n in range(len(names)))
+
+    @property
+    def compares(self) -> bool:
+        """Whether the model gives one vector for a text, for :meth:`similarity`, and no classes."""
+        return isinstance(unwrap(self.model), SentenceEncoder)
 
     @property
     def problem_type(self) -> ProblemType:
@@ -256,6 +297,83 @@ class DecompX:
         """
         return self._start(texts, **arguments)[0]
 
+    @overload
+    def similarity(self, a: Any, b: str, **arguments: Any) -> PairExplanation: ...
+
+    @overload
+    def similarity(self, a: Any, b: list[Any], **arguments: Any) -> Explanations[PairExplanation]: ...
+
+    @overload
+    def similarity(self, a: Any, b: Any, **arguments: Any) -> PairExplanation | Explanations[PairExplanation]: ...
+
+    @outside_compiler
+    def similarity(
+        self,
+        a: Any,
+        b: Any,
+        *,
+        measure: Literal["cos", "dot"] = "cos",
+        side: Literal["both", "a", "b"] = "both",
+        sources: Literal["token", "word", "sentence"] = "token",
+        truncate: bool = False,
+        engine: str | None = None,
+        dtype: str | torch.dtype | None = None,
+        path: str = "auto",
+        backend: str = "auto",
+        workspace_bytes: int | None = None,
+        **options: Any,
+    ) -> PairExplanation | Explanations[PairExplanation]:
+        """What each pair of sources adds to the similarity of two texts.
+
+        ``S[k, l] = U[k] . V[l] / (|e_a| |e_b|)``, where the method gives each source its part of its text's vector:
+        the scores add up to the cosine that the model gives, under every rule but ``none``.
+
+        Args:
+            a: a text, token ids, or an encoding of one.
+            b: the same, or a list of them, with each of which ``a`` is compared; it is computed once.
+            measure: ``"cos"``, or ``"dot"`` without the lengths; of a model that normalises its vectors they are equal.
+            side: ``"both"``; or one text's sources against all of the other, which is then only run: with a rule that
+                is linear in the inputs (``none``, ``bias_token``, ``equal``, ``cls``) one pull-back gives the scores.
+            sources, truncate, engine, dtype: as for :meth:`explain_iter`. With ``engine="auto"`` the vectors come from
+                the engine that has them at less cost.
+            path, backend, workspace_bytes: as for :meth:`explain_iter`.
+            **options: single options of :class:`DecompXConfig`. ``bias="bias_token"`` has a row and a column more.
+
+        Returns:
+            One result, or for a list of texts a list.
+
+        Raises:
+            InputError: for a model that gives no vector, or a text that cannot be read.
+            NumericalError: where a cosine is asked of a vector of zeros.
+        """
+        _refuse_misspelt_arguments(options)
+        if not self.compares:
+            raise InputError(
+                f"{type(unwrap(self.model)).__name__} gives classes and not one vector for a text: similarity needs "
+                "a sentence encoder, or an encoder without a head and its pooling, as DecompX(model, tokenizer, "
+                "pooling='mean')"
+            )
+        spec = specification(self.model, self.copies)
+        comparison = Comparison(
+            explainer=self,
+            config=self.config.replace(**options),
+            engine=self.engine if engine is None else engine,
+            dtype=self.dtype if dtype is None else _check_dtype(dtype),
+            execution=Execution(path, backend, workspace_bytes),
+            shape=ModelShape.from_spec(spec),
+            measure=measure,
+            side=side,
+            sources=sources,
+        )
+        limits = spec.limits
+        reader = Reader(self.tokenizer, limits.positions, sizes=limits.sizes, truncate=truncate, device=self.device)
+        query, is_single = texts_of(reader, a, "a")
+        if not is_single:
+            raise InputError("a is a list: give one text as a, and those that it is compared with as a list in b")
+        others, is_single = texts_of(reader, b, "b")
+        found = Explanations(comparison.run(query[0], others))
+        return found[0] if is_single else found
+
     @outside_compiler
     def plan(
         self,
@@ -308,7 +426,7 @@ class DecompX:
             )
         spec = specification(self.model, self.copies)
         shape, limit = ModelShape.from_spec(spec), spec.limits.positions
-        directions = resolve_targets(targets, self.labels).pulled(config)
+        directions = shape.classes if self.compares else resolve_targets(targets, self.labels).pulled(config)
         if asked == "auto" and chosen == "adjoint":
             chosen = cheaper_engine(shape, config, tokens=tokens, sources=sources, directions=directions)
         model_dtype = next(self.model.parameters()).dtype

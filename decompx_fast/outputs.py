@@ -18,6 +18,7 @@ from .result.display import printable
 from .result.explanation import Explanation
 from .result.failure import Failure
 from .result.file import flush_to_disk
+from .result.pair import PairExplanation
 
 _LINE_ENDS = re.compile("[\x85\u2028\u2029]")
 
@@ -36,7 +37,7 @@ class Result:
             that it has.
     """
 
-    outcome: Explanation | Failure
+    outcome: Explanation | PairExplanation | Failure
     place: str
     about: Mapping[str, Any]
 

@@ -36,13 +36,15 @@ MAY_IMPORT = {
     "result": {"result", *BASE},
     "request": {"request", "result", *BASE},
     "job": {"compiling", "explainer", *BELOW_EXPLAINER},
-    "explainer": {"compiling", "job", *BELOW_EXPLAINER},
+    "similarity": {"explainer", "job", *BELOW_EXPLAINER},
+    "explainer": {"compiling", "job", "similarity", *BELOW_EXPLAINER},
     "evaluation": {"evaluation", "explainer", *BELOW_EXPLAINER},
     "doctor": {"ops", *BASE},
     "outputs": {"result", *BASE},
     "cli_explain": {"explainer", "outputs", *BELOW_EXPLAINER},
-    "cli": {"explainer", "evaluation", "doctor", "cli_explain", "outputs", *BELOW_EXPLAINER},
     "__main__": {"cli"},
+    "cli_similarity": {"explainer", "outputs", "cli_explain", *BELOW_EXPLAINER},
+    "cli": {"explainer", "evaluation", "doctor", "cli_explain", "cli_similarity", "outputs", *BELOW_EXPLAINER},
 }
 
 # The other packages that a part may import, where they are limited; the packages that one part alone imports.

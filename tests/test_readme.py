@@ -15,11 +15,15 @@ from decompx_fast.config import STAGES, DecompXConfig, _choices
 README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
 
 
+def python_blocks() -> list[str]:
+    return re.findall(r"```python\n(.*?)```", README, re.S)
+
+
 @pytest.mark.slow
 def test_readme_examples_run() -> None:
     matplotlib = pytest.importorskip("matplotlib")
     matplotlib.use("Agg")
-    first, options = re.findall(r"```python\n(.*?)```", README, re.S)
+    first, options = (block for block in python_blocks() if "similarity(" not in block)
     first, count = re.subn(r"DecompX\.from_pretrained\(.*?\)", "DecompX.demo()", first)
     assert count == 1
     names: dict = {}  # each example has what it needs from those before it
@@ -28,6 +32,17 @@ def test_readme_examples_run() -> None:
     assert (explanation.scores.sum(0) - explanation.logits).abs().max() < 1e-5  # float32 sums of numbers below 1
     assert isinstance(names["explainer"], DecompX)
     exec(options, names)
+
+
+@pytest.mark.slow
+def test_readme_example_of_similarity_runs() -> None:
+    (block,) = (block for block in python_blocks() if "similarity(" in block)
+    names: dict = {"DecompX": DecompX}
+    exec(block, names)
+    pair = names["pair"]
+    assert abs(pair.total - pair.value) < 1e-5
+    best = pair.words().top(1, special=False)[0]
+    assert (best.token_a, best.token_b) == ("cats", "kitten")  # as the README says
 
 
 def option_rows() -> dict[str, str]:

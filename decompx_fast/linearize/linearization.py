@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from ..errors import InputError, NumericalError, UnsupportedModelError
 from .copies import Copies
 from .evaluate import Read, linearize_head, linearize_layer, read_terms, restore_layer
-from .families import FAMILIES
+from .families import FAMILIES, SENTENCE_ENCODERS
 from .families.unsupported import UNSUPPORTED
 from .layer import Head, LinearizedLayer
 from .model_run import ModelRun, check_embedding_mode, plain_mode, run_model, undisturbed
@@ -75,8 +75,9 @@ def find_family(model: nn.Module) -> Callable[[nn.Module], ModelSpec]:
         UnsupportedModelError: says why it is not, where that is known, and lists what is supported.
     """
     for cls in type(model).__mro__:
-        if cls.__name__ in FAMILIES:
-            return FAMILIES[cls.__name__]
+        for register in (FAMILIES, SENTENCE_ENCODERS):
+            if cls.__name__ in register:
+                return register[cls.__name__]
     supported = f"supported are {', '.join(supported_architectures())}"
     for cls in type(model).__mro__:
         if cls.__name__ in UNSUPPORTED:

@@ -19,12 +19,16 @@ from ..optional import import_optional
 ADAPTER_CONFIG = "adapter_config.json"
 
 
-def load_pretrained(path_or_id: str | os.PathLike[str], *, half: bool = False) -> tuple[nn.Module, Any]:
-    """A sequence classifier and its tokenizer, from a folder or by the id of a model hub.
+def load_pretrained(
+    path_or_id: str | os.PathLike[str], *, half: bool = False, pooling: str | None = None
+) -> tuple[nn.Module, Any]:
+    """A sequence classifier or a sentence encoder and its tokenizer, from a folder or by the id of a model hub.
 
     Args:
-        path_or_id: a folder that ``save_pretrained`` wrote, of a model or of an adapter (peft), or a hub id.
+        path_or_id: a folder that ``save_pretrained`` wrote, of a model or of an adapter (peft), or that
+            sentence-transformers wrote; or a hub id.
         half: keep weights that are stored in float16 or bfloat16 so, instead of widening them to float32.
+        pooling: of an encoder without a head, whose folder does not say how its states make one vector.
 
     Returns:
         ``(model, tokenizer)``; the model in eval mode.
@@ -38,7 +42,13 @@ def load_pretrained(path_or_id: str | os.PathLike[str], *, half: bool = False) -
         kind = type(path_or_id).__name__
         raise ModelLoadError(f"a model is loaded by the path of its folder, or by its id, not from a {kind}")
     name = os.fsdecode(path_or_id)
+    from .sentence import is_sentence_folder, load_sentence_encoder
+
+    if is_sentence_folder(name):
+        return load_sentence_encoder(name, pooling=pooling, half=half)
     _check_place(name)
+    if pooling is not None:
+        return load_sentence_encoder(name, pooling=pooling, half=half)
     with _quiet():
         if (Path(name) / ADAPTER_CONFIG).is_file():
             model, base = _load_adapted(name, half=half)
@@ -164,7 +174,8 @@ def _check_weights(name: str, missing_keys: Collection[str], mismatched_keys: Co
     if missing:
         raise ModelLoadError(
             f"{name!r} is no trained classifier: it has no weights for {', '.join(missing[:4])}, which would be "
-            "random. Use a model fine-tuned for sequence classification"
+            "random. Use a model fine-tuned for sequence classification; to compare texts by an encoder without a "
+            "head, say how its states are pooled: from_pretrained(..., pooling='mean')"
         )
 
 

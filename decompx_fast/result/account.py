@@ -9,6 +9,7 @@ from .display import largest_magnitude, score_format
 
 if TYPE_CHECKING:
     from .explanation import Explanation
+    from .pair import PairExplanation
 
 #: A gap of this share of the value (of 1, for smaller values) is rounding; a larger one is called incomplete.
 TOLERANCE = 1e-2
@@ -91,6 +92,18 @@ def account(explanation: Explanation, column: int) -> Account:
     if explanation.score_error is not None:
         extent = f"{extent}; each score to within {explanation.score_error:.1e}"
     return Account(value, sources, bias, remainder, name, _value_name(explanation, column), status, extent, sound)
+
+
+def account_of_pair(pair: PairExplanation) -> tuple[str, str, bool]:
+    """The status of a pair's scores, a sentence on it, and whether it is sound; as :class:`Account` has them."""
+    missing = pair.value - pair.total
+    left_out = [what for (name, choice), what in _LEFT_OUT.items() if pair.options.get(name) == choice]
+    if left_out:
+        written = score_format([pair.value, missing])(missing)
+        return "Left out", f"{_listed(left_out)}, by design: the scores lack {written} of the similarity", True
+    if pair.completeness_error <= TOLERANCE * max(1.0, abs(pair.value)):
+        return "Complete", f"to within {pair.completeness_error:.1e} of the model's value", True
+    return "Incomplete", f"by {pair.completeness_error:.3g}: the sum is not the model's value", False
 
 
 def _value_name(explanation: Explanation, column: int) -> str:

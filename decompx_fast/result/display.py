@@ -7,7 +7,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from .tokens import readable_tokens
 
@@ -49,7 +49,25 @@ class Outcome(NamedTuple):
     is_predicted: bool
 
 
-def layout_text(explanation: Explanation) -> list[list[Piece]]:
+class Sourced(Protocol):
+    """What has texts and sources in them: an explanation, or one side of a pair's."""
+
+    @property
+    def tokens(self) -> tuple[str, ...]: ...
+
+    @property
+    def spans(self) -> tuple[Span | None, ...]: ...
+
+    @property
+    def texts(self) -> tuple[str, ...]: ...
+
+    @property
+    def special(self) -> tuple[bool, ...]: ...
+
+    def source_text(self, position: int) -> str: ...
+
+
+def layout_text(explanation: Sourced) -> list[list[Piece]]:
     """The texts, each cut into pieces so that every source is in one piece and no character is lost.
 
     Sources that share characters (the bytes of one emoji) share a piece. What has no place in a text stands
@@ -92,7 +110,7 @@ def layout_text(explanation: Explanation) -> list[list[Piece]]:
     return list(rows.values())
 
 
-def source_labels(explanation: Explanation) -> list[str]:
+def source_labels(explanation: Sourced) -> list[str]:
     """A readable name of each source, on one line: its characters, or its token without markers."""
     shared = Counter(span for span in explanation.spans if span is not None)
     seen: Counter[Span] = Counter()

@@ -10,7 +10,7 @@ import stat
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     import pandas as pd  # type: ignore[import-untyped]
 
     from .explanation import Explanation
+
+_MadeT = TypeVar("_MadeT")
 
 FORMAT = "decompx_fast.result.explanation"
 FORMAT_VERSION = 1
@@ -114,17 +116,38 @@ def load_explanation(path: str | os.PathLike[str]) -> Explanation:
     Raises:
         InputError: if there is no such file, or it is not such a file, or from a newer version.
     """
+    return read_parts(path, FORMAT, FORMAT_VERSION, "Explanation", _from_parts)
+
+
+def read_parts(
+    path: str | os.PathLike[str],
+    format_: str,
+    version: int,
+    kind: str,
+    make: Callable[[dict[str, Any], dict[str, torch.Tensor]], _MadeT],
+) -> _MadeT:
+    """Read a safetensors file with JSON in its header.
+
+    Args:
+        path: of the file.
+        format_, version: what the header must say; an older version will do.
+        kind: the class whose ``save`` wrote it, for messages.
+        make: makes the result of the JSON and the tensors.
+
+    Raises:
+        InputError: if there is no such file, or it is not such a file, or from a newer version.
+    """
     name = os.fspath(path)
     if os.path.isdir(name):
-        raise InputError(f"{name} is a directory: give the file that Explanation.save() wrote.")
+        raise InputError(f"{name} is a directory: give the file that {kind}.save() wrote.")
     if not os.path.exists(name):
-        raise InputError(f"{name} does not exist: give the file that Explanation.save() wrote.")
+        raise InputError(f"{name} does not exist: give the file that {kind}.save() wrote.")
     if os.path.getsize(name) == 0:
         raise InputError(f"{name} is empty (0 bytes): save the explanation again.")
     try:
         with safe_open(name, framework="pt") as file:
             header = file.metadata() or {}
-            _check_header(name, header)
+            _check_header(name, header, format_, version, kind)
             tensors = {key: file.get_tensor(key) for key in file.keys()}
     except (SafetensorError, OSError) as error:
         with open(name, "rb") as start:
@@ -134,7 +157,7 @@ def load_explanation(path: str | os.PathLike[str]) -> Explanation:
         )
         raise InputError(f"{name} cannot be read as an explanation ({error}): {way}.") from error
     try:
-        return _from_parts(json.loads(header["explanation"]), tensors)
+        return make(json.loads(header["explanation"]), tensors)
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"{name} is damaged: {error!r}. Save the explanation again.") from error
 
@@ -245,18 +268,17 @@ def _plain_fields(explanation: Explanation) -> dict[str, Any]:
     return data
 
 
-def _check_header(name: str, header: dict[str, str]) -> None:
-    if header.get("format") != FORMAT:
-        raise InputError(
-            f"{name} is a safetensors file, but holds no explanation: give one that Explanation.save() wrote."
-        )
+def _check_header(name: str, header: dict[str, str], format_: str, newest: int, kind: str) -> None:
+    if header.get("format") != format_:
+        what = "no explanation" if kind == "Explanation" else "no explanation of a pair"
+        raise InputError(f"{name} is a safetensors file, but holds {what}: give one that {kind}.save() wrote.")
     version = header.get("version", "")
     if not version.isdigit():
         raise InputError(f"{name} is damaged: its format version is {version!r}. Save the explanation again.")
-    if int(version) > FORMAT_VERSION:
+    if int(version) > newest:
         raise InputError(
-            f"{name} has the format version {version}, but this version of decompx_fast reads up to "
-            f"{FORMAT_VERSION}: update decompx_fast."
+            f"{name} has the format version {version}, but this version of decompx_fast reads up to {newest}: update "
+            "decompx_fast."
         )
 
 

@@ -9,6 +9,7 @@ import torch
 
 from ..errors import InputError
 from .explanation import Explanation
+from .pair import PairExplanation, PairSide
 from .words import NO_PLACES, Span, group_by_word
 
 
@@ -49,7 +50,45 @@ def merge_words(explanation: Explanation) -> Explanation:
     )
 
 
-def _group_name(explanation: Explanation, positions: Sequence[int], span: Span | None) -> str:
+def merge_words_of_pair(pair: PairExplanation) -> PairExplanation:
+    """Merge the tokens of each word of both texts; see :meth:`PairExplanation.words`.
+
+    Raises:
+        InputError: if sources are no tokens, or a text is not known.
+    """
+    a, to_a = _merged_side(pair.a, "a")
+    b, to_b = _merged_side(pair.b, "b")
+    rows = torch.zeros(len(a), len(pair.b), dtype=torch.float64).index_add_(0, to_a, pair.scores.double())
+    scores = torch.zeros(len(a), len(b), dtype=torch.float64).index_add_(1, to_b, rows)
+    return replace(pair, a=a, b=b, scores=scores)
+
+
+def _merged_side(side: PairSide, name: str) -> tuple[PairSide, torch.Tensor]:
+    """A side with words as sources, and the word of each of its sources, ``[k]``."""
+    if side.source_unit in ("word", "text"):
+        return side, torch.arange(len(side))
+    if side.source_unit != "token":
+        raise InputError(f"words() merges tokens, but the sources of {name} are {side.source_unit}s: explain tokens.")
+    if not side.texts:
+        raise InputError(f"words() needs the text of {name}, but only token ids were given: give the text itself.")
+    if not any(side.spans) and not all(side.special):
+        raise InputError(f"words() cannot merge the tokens of {name}: {NO_PLACES}.")
+    groups = group_by_word(side.spans, side.special, side.texts)
+    word_of_token = torch.empty(len(side), dtype=torch.long)
+    for index, group in enumerate(groups):
+        word_of_token[list(group.positions)] = index
+    merged = replace(
+        side,
+        tokens=tuple(_group_name(side, group.positions, group.span) for group in groups),
+        token_ids=None,
+        spans=tuple(group.span for group in groups),
+        special=tuple(side.special[group.positions[0]] for group in groups),
+        source_unit="word",
+    )
+    return merged, word_of_token
+
+
+def _group_name(explanation: Explanation | PairSide, positions: Sequence[int], span: Span | None) -> str:
     """A word is named by its characters; what has none, or is special, by its token."""
     if span is None or span[1] == span[2] or explanation.special[positions[0]]:
         return explanation.tokens[positions[0]]

@@ -29,6 +29,7 @@ from .display import (
 
 if TYPE_CHECKING:
     from .explanation import Explanation, Target
+    from .pair import PairExplanation
 
 MAX_ALPHA = 0.6  # of the colour behind text, so that it stays readable on light and dark
 
@@ -37,14 +38,14 @@ LIST_ITEMS = 10
 LIST_CHARACTERS = 500_000
 
 
-def render_fragment(explanation: Explanation, target: Target = None) -> str:
+def render_fragment(explanation: Explanation | PairExplanation, target: Target = None) -> str:
     """HTML to be placed in a page or notebook: no scripts, nothing to be loaded, styles for itself alone.
 
     Args:
         explanation: what to show.
         target: which one colours the text; as for ``Explanation.column``.
     """
-    return _template("fragment.html.jinja").render(_constants() | {"view": _html_view(explanation, target)})
+    return _template("fragment.html.jinja").render(_constants() | {"view": _view(explanation, target)})
 
 
 def render_list(items: Sequence[Any]) -> str:
@@ -53,25 +54,26 @@ def render_list(items: Sequence[Any]) -> str:
     Args:
         items: explanations; anything else among them is shown as its ``repr``.
     """
-    from .explanation import Explanation
-
     shown: list[tuple[str, bool]] = []  # HTML or plain text, and which
     size = 0
     for item in items[:LIST_ITEMS]:
-        is_explanation = isinstance(item, Explanation)
-        if is_explanation:
-            text = _template("explanation.html.jinja").render(_constants() | {"view": _html_view(item, None)})
+        view = _view(item, None)
+        if view is not None:
+            text = _template(view["template"]).render(_constants() | {"view": view})
         else:
             text = printable(repr(item))
         size += len(text)
         if shown and size > LIST_CHARACTERS:
             break
-        shown.append((text, is_explanation))
+        shown.append((text, view is not None))
     return _template("list.html.jinja").render(_constants() | {"items": shown, "count": len(items)})
 
 
 def render_page(
-    explanations: Iterable[Explanation], *, target: Target = None, title: str = "DecompX explanation"
+    explanations: Iterable[Explanation | PairExplanation],
+    *,
+    target: Target = None,
+    title: str = "DecompX explanation",
 ) -> str:
     """An HTML document with one or several explanations, complete in itself.
 
@@ -100,12 +102,23 @@ def page_chunks(
 
 
 def _page_view(place: str, outcome: Any, target: Target) -> dict[str, Any]:
-    from .explanation import Explanation
-
     about = {"place": printable(place), "failure": None}
-    if not isinstance(outcome, Explanation):
+    view = _view(outcome, target)
+    if view is None:
         return about | {"failure": printable(str(getattr(outcome, "error", outcome)))}
-    return about | _html_view(outcome, target)
+    return about | view
+
+
+def _view(item: Any, target: Target) -> dict[str, Any] | None:
+    """What its template shows of an explanation, of a text or of a pair; ``None`` for anything else."""
+    from .explanation import Explanation
+    from .pair import PairExplanation
+
+    if isinstance(item, PairExplanation):
+        from .pair_view import pair_view
+
+        return pair_view(item, MAX_ALPHA)
+    return _html_view(item, target) if isinstance(item, Explanation) else None
 
 
 @cache
@@ -138,6 +151,7 @@ def _html_view(explanation: Explanation, target: Target) -> dict[str, Any]:
     totals = account(explanation, column)
     value, source_sum, bias = totals.written()
     return {
+        "template": "explanation.html.jinja",
         "outcomes": [(printable(name), outcome, predicted) for name, outcome, predicted in outcomes(explanation)],
         "target": printable(explanation.targets[column]),
         "value_name": totals.value_name,

@@ -13,6 +13,9 @@ import torch
 from ..errors import InputError, shown
 from .explanation import Explanation, Site
 from .failure import Failure
+from .pair import PairExplanation
+from .pair_file import KIND as PAIR
+from .pair_file import from_dict as pair_from_dict
 
 #: Fields that hold one tensor, and those that may be missing.
 _TENSORS = ("scores", "target_logits", "logits", "bias_token")
@@ -65,8 +68,10 @@ def from_dict(data: Mapping[str, Any]) -> Explanation:
         raise InputError(f"this explanation is damaged: {error!r}. Give what to_dict() made") from error
 
 
-def read_json(path: str | os.PathLike[str]) -> list[Explanation | Failure]:
-    """Everything in a file of JSON: one explanation, an array of them, or JSON Lines; failures in their places.
+def read_json(path: str | os.PathLike[str]) -> list[Explanation | PairExplanation | Failure]:
+    """Everything in a file of JSON: one explanation (of a text or a pair), an array of them, or JSON Lines.
+
+    Failures stand in their places.
 
     Raises:
         InputError: if there is no such file, or something else is in it, with the line.
@@ -81,7 +86,7 @@ def read_json(path: str | os.PathLike[str]) -> list[Explanation | Failure]:
         raise InputError(f"{name} is not UTF-8 (byte {error.start}): give a file that JSON was written to") from error
 
 
-def _read(stream: IO[str], name: str) -> Iterator[Explanation | Failure]:
+def _read(stream: IO[str], name: str) -> Iterator[Explanation | PairExplanation | Failure]:
     text = stream.read()
     if not text.strip():
         raise InputError(f"{name} is empty: there is no explanation in it")
@@ -101,11 +106,13 @@ def _read(stream: IO[str], name: str) -> Iterator[Explanation | Failure]:
         yield _item(data, f"{name}, line {n}")
 
 
-def _item(data: Any, where: str) -> Explanation | Failure:
+def _item(data: Any, where: str) -> Explanation | PairExplanation | Failure:
     """An explanation, or what stands in the place of one."""
     try:
         if isinstance(data, Mapping) and data.keys() >= {"input", "error", "error_type"}:
             return Failure(int(data["input"]), str(data["error"]), str(data["error_type"]))
+        if isinstance(data, Mapping) and data.get("kind") == PAIR:
+            return pair_from_dict(data)
         return from_dict(data)
     except (InputError, TypeError, ValueError) as error:
         raise InputError(f"{where}: {error}") from error

@@ -1,6 +1,7 @@
 """Explanations for people: in the terminal, as HTML, and as a plot."""
 
 from .page import page_chunks, render_fragment, render_list, render_page
+from .pair_view import show_pair, terminal_pair
 from .plot import plot
 from .terminal import progress_bar, show, terminal_view
 
@@ -12,5 +13,7 @@ __all__ = [
     "render_list",
     "render_page",
     "show",
+    "show_pair",
+    "terminal_pair",
     "terminal_view",
 ]

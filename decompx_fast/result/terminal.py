@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -161,20 +161,7 @@ class _Terminal:
         return rows
 
     def piece_style(self, piece: Piece) -> Style:
-        if not piece.positions:
-            return Style(dim=bool(piece.text.strip()))
-        score = sum(self.scores[position] for position in piece.positions)
-        share = strength(score, self.largest)
-        if share < VISIBLE:
-            return Style(dim=piece.is_marker)
-        rgb = FOR_RGB if score > 0 else AGAINST_RGB
-        # The line tells the sign of what is weak, too, and where there is no colour.
-        emphasis = Style(bold=score > 0 and share >= _STRONG, underline=score < 0)
-        if piece.is_marker or share < _STRONG:
-            return Style(color=hexadecimal(rgb)) + emphasis
-        # From grey to the full colour, under white: readable whether the terminal is light or dark.
-        paper = [round(_GREY + (part - _GREY) * share) for part in rgb]
-        return Style(color="#ffffff", bgcolor=hexadecimal(paper)) + emphasis
+        return piece_style(piece, self.scores, self.largest)
 
     def legend(self) -> Text:
         name = self.plain(self.explanation.targets[self.column])
@@ -222,6 +209,24 @@ class _Terminal:
         if all(abs(self.scores[k]) <= self.largest or not math.isfinite(self.scores[k]) for k in positions):
             return ""
         return f"Bars and colours are full at {self.number(self.largest)}, as special tokens do not set the scale."
+
+
+def piece_style(piece: Piece, scores: Sequence[float], largest: float) -> Style:
+    """How a stretch of text is shown whose sources have these scores, of a scale that ends at ``largest``."""
+    if not piece.positions:
+        return Style(dim=bool(piece.text.strip()))
+    score = sum(scores[position] for position in piece.positions)
+    share = strength(score, largest)
+    if share < VISIBLE:
+        return Style(dim=piece.is_marker)
+    rgb = FOR_RGB if score > 0 else AGAINST_RGB
+    # The line tells the sign of what is weak, too, and where there is no colour.
+    emphasis = Style(bold=score > 0 and share >= _STRONG, underline=score < 0)
+    if piece.is_marker or share < _STRONG:
+        return Style(color=hexadecimal(rgb)) + emphasis
+    # From grey to the full colour, under white: readable whether the terminal is light or dark.
+    paper = [round(_GREY + (part - _GREY) * share) for part in rgb]
+    return Style(color="#ffffff", bgcolor=hexadecimal(paper)) + emphasis
 
 
 class _BothSides:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..spec import ModelSpec
-from . import albert, bert, bigbird, deberta, distilbert, modernbert, mpnet, prenorm, rotary, xlm
+from . import albert, bert, bigbird, deberta, distilbert, modernbert, mpnet, prenorm, rotary, sentence, xlm
 
 #: What describes a model, by the name of its class in transformers.
 FAMILIES: dict[str, Callable[[Any], ModelSpec]] = {
@@ -25,3 +25,6 @@ FAMILIES: dict[str, Callable[[Any], ModelSpec]] = {
     **rotary.FAMILIES,
     **xlm.FAMILIES,
 }
+
+#: The same for what gives one vector of a text, of whatever encoder (:mod:`..sentence`).
+SENTENCE_ENCODERS: dict[str, Callable[[Any], ModelSpec]] = {"SentenceEncoder": sentence.sentence_encoder}
