@@ -141,6 +141,8 @@ def _true_values(layer: LinearizedLayer) -> Iterator[tuple[str, Tensor]]:
             if isinstance(op, Convolution):
                 yield "the convolution", op.preactivation
             if isinstance(op, FeedForward):
+                if op.norm is not None and sublayer.input is not None:
+                    yield "a norm", op.norm.linear(sublayer.input)
                 hidden = get_activation(op.activation)(op.preactivation)
                 yield "the feed-forward network", op.preactivation
                 yield "the feed-forward network", hidden if op.value is None else hidden * op.value

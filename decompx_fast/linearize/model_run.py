@@ -131,7 +131,7 @@ class _Listener:
     def note_product(self, module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
         """After a linear map."""
         if self._record is not None:
-            self._record.note(module, output)
+            self._record.note(module, output.clone() if self._spec.in_place and type(output) is Tensor else output)
 
 
 @functools.lru_cache(maxsize=256)
