@@ -80,14 +80,15 @@ class _Recorded(Steps):
         return y
 
     def _output(self, map_: Affine, shape: torch.Size) -> Tensor:
-        """What the map's module gave in its one call on states of this shape (DeBERTa's also sees distances)."""
+        """What the map's module gave in its one call on states of this shape (DeBERTa's also sees distances), be it
+        with all positions on one axis."""
         found = () if map_.module is None else self._outputs.get(map_.module, ())
         if any(y is None for y in found):
             raise NotRecorded
-        fitting = [y for y in found if y is not None and y.shape[:-1] == shape]
+        fitting = [y for y in found if y is not None and y.shape[:-1] in (shape, (shape.numel(),))]
         if len(fitting) != 1:
             raise NotRecorded
-        return map_.of_output(fitting[0])
+        return map_.of_output(fitting[0].reshape(*shape, -1))
 
     def normalize(self, spec: NormSpec, x: Tensor) -> tuple[Norm, Tensor]:
         if not spec.centre:
@@ -242,7 +243,7 @@ def _maps(layer: LayerSpec) -> Iterator[Affine]:
 def _weights(layer: LayerSpec) -> Iterator[Tensor]:
     norms = [norm for part in layer for norm in (part.pre_norm, part.out_norm, part.post_norm)]
     norms += [op.norm for part in layer for op in part.ops if isinstance(op, FeedForwardSpec)]
-    found = [(map_.weight, map_.bias) for map_ in _maps(layer)]
+    found: list[tuple[Tensor | None, Tensor | None]] = [(map_.weight, map_.bias) for map_ in _maps(layer)]
     found += [(norm.weight, norm.bias) for norm in norms if norm is not None]
     found += [(op.weight, op.bias) for part in layer for op in part.ops if isinstance(op, ConvolutionSpec)]
     yield from (tensor for pair in found for tensor in pair if tensor is not None)
