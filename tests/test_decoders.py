@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+
 import naive
 import numpy as np
+import peft
 import pytest
 import torch
 import transformers
+from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import nn
 
-from decompx_fast import DecompXConfig, UnsupportedModelError
+from decompx_fast import DecompX, DecompXConfig, UnsupportedModelError
 from decompx_fast.engines import reference
 from decompx_fast.engines.adjoint import run as adjoint
 from decompx_fast.engines.forward import run as forward
@@ -164,3 +168,131 @@ def test_a_replaced_linear_map_is_refused(case):
                     pass
         finally:
             handle.remove()
+
+
+OPTIONS = {
+    "released": {"variant": "released"},
+    "without norms": {"ln1": False, "bias": "norm"},
+    "without the networks' norms": {"ln2": False},
+    "without networks": {"ffn": False, "bias": "equal"},
+    "tangents": {"activation": "linear", "bias": "abssim"},
+    "half of the gate": {"gate": "half", "bias": "equal"},
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("case", ["neox", "falcon_new", "phi", "stablelm", "bloom_normed_residual"])
+def test_engines_agree_with_every_option(case, options):
+    model, given, config = classifier(case), inputs(1), DecompXConfig(**options)
+    expected, _ = naive.decompose(linearize(model, given), config)
+    engines = [reference, forward] + ([adjoint] if config.bias in ("none", "equal") else [])
+    for engine in engines:
+        found = engine.attribute(linearize(model, given), config).scores[0].numpy()
+        assert np.abs(found - expected).max() <= ROUNDING * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("case", ["neox", "falcon_new", "bigcode_all_heads", "gpt2"])
+def test_small_blocks_and_groups_of_tokens_change_nothing(case):
+    model, given, config = classifier(case), inputs(2, 9), DecompXConfig()
+    groups = torch.tensor([[0, 0, 1, 2, 2, 2, 3, 3, 3], [0, 1, 1, 1, 2, 3, 3, 3, 3]])
+    expected = reference.attribute(linearize(model, given), config, sources=groups).scores
+    for room in (None, 120_000):
+        found = forward.attribute(linearize(model, given), config, sources=groups, workspace_bytes=room).scores
+        assert (found - expected).abs().max() <= ROUNDING * expected.abs().max()
+
+
+@pytest.mark.parametrize("case", ["neox", "falcon_new", "bloom", "gpt2", "bigcode_all_heads"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_other_dtypes_and_compiled_operations_take_maps_stored_in_turns(case, dtype):
+    expected = reference.attribute(linearize(classifier(case), inputs()), DecompXConfig()).scores
+    model = classifier(case, dtype=dtype)
+    found = forward.attribute(linearize(model, inputs()), DecompXConfig(), dtype=dtype).scores
+    # Of each number 24 or 8 bits are kept, and random weights of this size magnify that by a hundred.
+    rounding = 100 * torch.finfo(dtype).eps
+    assert (found.double() - expected).abs().max() <= rounding * expected.abs().max()
+
+
+# What the head reads.
+
+
+@functools.cache
+def tokenizer():
+    """Words in small letters; no token is put around a text."""
+    vocabulary = {word: n for n, word in enumerate(["<s>", "<pad>", "</s>", "<unk>", *"abcdefghijklmnopqrstuvwxyz"])}
+    words = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    names = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=words, model_input_names=["input_ids", "attention_mask"], **names
+    )
+
+
+TEXTS = ["a b c", "d e f g h i j", "k", "l m n o"]
+
+
+@pytest.mark.parametrize("case", ["gpt2", "bloom", "falcon_alibi", "opt", "neox"])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_on_either_side_changes_nothing(case, side):
+    explainer = DecompX(classifier(case), tokenizer())
+    found = explainer.explain(dict(tokenizer()(TEXTS, padding=True, padding_side=side)))
+    for explanation, text in zip(found, TEXTS, strict=True):
+        alone = explainer.explain(text)
+        assert torch.allclose(explanation.scores, alone.scores, rtol=0, atol=1e-9 * alone.scores.abs().max().item())
+        assert explanation.completeness_error < IN_FLOAT32.get(case, 1e-9)
+
+
+@pytest.mark.parametrize("case", ["gpt2", "phi", "opt"])
+def test_a_batch_needs_no_padding_token(case):
+    model = classifier(case, pad_token_id=None)
+    assert model.config.pad_token_id is None
+    found = DecompX(model, tokenizer()).explain(["a b c", "d e f"], batch_size=2)
+    for explanation in found:
+        with torch.no_grad():
+            logits = model(input_ids=torch.tensor([tokenizer()(explanation.texts[0])["input_ids"]])).logits[0]
+        assert torch.allclose(explanation.scores.sum(0), logits, rtol=1e-9)
+    assert model.config.pad_token_id is None
+
+
+# Modules of other kinds.
+
+
+@pytest.mark.parametrize("target", ["c_attn", "c_fc"])
+def test_an_adapter_on_a_map_stored_the_other_way_round(target):
+    model = classifier("gpt2")
+    config = peft.LoraConfig(task_type="SEQ_CLS", target_modules=[target], r=2, fan_in_fan_out=True)
+    adapted = peft.get_peft_model(model, config).eval().double()
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if "lora_B" in name:
+                parameter.copy_(torch.randn(parameter.shape, dtype=torch.float64))
+    linearization = linearize(adapted, inputs())
+    result = reference.attribute(linearization, DecompXConfig())
+    assert torch.allclose(result.scores.sum(1), adapted(**inputs()).logits, rtol=0, atol=1e-9)
+    assert linearization.max_gap < ROUNDING
+
+
+REFUSED = {
+    "mpt": ({"attn_config": {"clip_qkv": 0.5}}, "clamps its values"),
+    "bloom": ({"slow_but_exact": True, "pretraining_tp": 2}, "slow_but_exact"),
+    "gptj": ({"activation_function": "mish"}, "Mish"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_not_exact_is_refused_by_name(case):
+    options, reason = REFUSED[case]
+    with pytest.raises(UnsupportedModelError, match=reason):
+        linearize(classifier(case, **options), inputs())
+
+
+def test_a_norm_of_its_own_counts_in_the_account_of_biases():
+    """Of each site ``sum_i g[i] . b``: all together are what the tokens themselves leave of the logits."""
+    model = classifier("neox")
+    linearization = linearize(model, inputs())
+    result = adjoint.attribute(linearization, DecompXConfig(bias="none"))
+    assert {site.place for site in result.sites} >= {"pre_ln1", "pre_ln2"}
+    total = result.scores.sum(1) + sum(site.value for site in result.sites)
+    assert torch.allclose(total, linearization.logits, rtol=0, atol=1e-9)
+    # What a layer carries in its branches and past them is all that there is at its input.
+    carried = sum(value.sum(1) for name, value in result.components.items() if name.endswith(".0"))
+    assert torch.allclose(carried, result.scores.sum(1), rtol=0, atol=1e-9)
