@@ -1,11 +1,14 @@
-"""OPT: norms before the branches, or after them; its words may be narrower than its layers."""
+"""OPT: norms before the branches, or after them; words may be narrower than layers, and then heads are so too."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from functools import partial
+
+from torch import Tensor
 
 from ..spec import HeadStepSpec, LayerSpec, ModelSpec, SublayerSpec
-from .decoder import decoder
+from .decoder import decoder, heads
+from .heads import HeadKind
 from .parts import Module, Parts, embedding_limits
 
 
@@ -23,17 +26,35 @@ def opt_layer(layer: Parts) -> LayerSpec:
     return SublayerSpec((attend,), post_norm=first), SublayerSpec((feed,), post_norm=second)
 
 
-def opt(model: Module) -> ModelSpec:
-    """``OPTForSequenceClassification``; words are widened in the embedding, and states narrowed again in the head."""
-    parts = Parts(model, "", model.config.hidden_size)
-    base = parts.below("model.decoder")
-    limits = embedding_limits(base, "embed_tokens", None, None, most=model.config.max_position_embeddings)
-    norm = None if base["final_layer_norm"] is None else "model.decoder.final_layer_norm"
-    narrow = base["project_out"] is not None
-    features = model.config.word_embed_proj_dim if narrow else None
-    spec = decoder(model, "model.decoder.layers", opt_layer, norm=norm, limits=limits, features=features)
-    head = (HeadStepSpec(base.affine("project_out")), *spec.head) if narrow else spec.head
-    return replace(spec, head=head)
+def opt(parts: Parts) -> ModelSpec:
+    """OPT."""
+    parts, config = parts.below("decoder"), parts.module.config
+    limits = embedding_limits(parts, "embed_tokens", None, None, most=config.max_position_embeddings)
+    norm = None if parts["final_layer_norm"] is None else "final_layer_norm"
+    return decoder(parts, "layers", opt_layer, norm=norm, limits=limits)
 
 
-FAMILIES = {"OPTForSequenceClassification": opt}
+def narrowed(head: HeadKind) -> HeadKind:
+    """The same head on states that are narrowed first, where words are narrower than layers."""
+    return HeadKind(partial(_narrowed_steps, head=head), partial(_narrowed_call, head=head), head.read)
+
+
+def _narrowing(model: Module) -> tuple[str, Module | None]:
+    path = "decoder.project_out" if hasattr(model, "decoder") else "model.decoder.project_out"
+    return path, Parts(model, "", model.config.hidden_size)[path]
+
+
+def _narrowed_steps(parts: Parts, head: HeadKind) -> tuple[HeadStepSpec, ...]:
+    path, module = _narrowing(parts.module)
+    if module is None:
+        return head.steps(parts)
+    narrow = Parts(parts.module, parts.name, parts.module.config.word_embed_proj_dim)
+    return (parts.step(path), *head.steps(narrow))
+
+
+def _narrowed_call(model: Module, rows: Tensor, head: HeadKind) -> Tensor:
+    _, module = _narrowing(model)
+    return head.call(model, rows if module is None else module(rows))
+
+
+FAMILIES = heads("OPT", opt, "model", spans=True, around=narrowed)
