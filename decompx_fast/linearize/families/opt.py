@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
-
-from torch import Tensor
 
 from ..spec import HeadStepSpec, LayerSpec, ModelSpec, SublayerSpec
 from .decoder import decoder, heads
 from .heads import HeadKind
-from .parts import Module, Parts, embedding_limits
+from .parts import Parts, embedding_limits
 
 
 def opt_layer(layer: Parts) -> LayerSpec:
@@ -35,26 +34,17 @@ def opt(parts: Parts) -> ModelSpec:
 
 
 def narrowed(head: HeadKind) -> HeadKind:
-    """The same head on states that are narrowed first, where words are narrower than layers."""
-    return HeadKind(partial(_narrowed_steps, head=head), partial(_narrowed_call, head=head), head.read)
-
-
-def _narrowing(model: Module) -> tuple[str, Module | None]:
-    path = "decoder.project_out" if hasattr(model, "decoder") else "model.decoder.project_out"
-    return path, Parts(model, "", model.config.hidden_size)[path]
+    """The same head on states that are narrowed first, where words are narrower than layers: the model without a head
+    does so, and what it gives is what the head's own modules are called with."""
+    return replace(head, steps=partial(_narrowed_steps, head=head))
 
 
 def _narrowed_steps(parts: Parts, head: HeadKind) -> tuple[HeadStepSpec, ...]:
-    path, module = _narrowing(parts.module)
-    if module is None:
+    path = "decoder.project_out" if hasattr(parts.module, "decoder") else "model.decoder.project_out"
+    if parts[path] is None:
         return head.steps(parts)
     narrow = Parts(parts.module, parts.name, parts.module.config.word_embed_proj_dim)
     return (parts.step(path), *head.steps(narrow))
-
-
-def _narrowed_call(model: Module, rows: Tensor, head: HeadKind) -> Tensor:
-    _, module = _narrowing(model)
-    return head.call(model, rows if module is None else module(rows))
 
 
 FAMILIES = heads("OPT", opt, "model", spans=True, around=narrowed)
