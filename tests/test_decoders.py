@@ -397,3 +397,23 @@ def by_numpy(model: nn.Module, kind: str, state: np.ndarray, position: int, rule
         bias = None if linear.bias is None else naive.array(linear.bias)
         u = naive.add_bias(u @ naive.array(linear.weight).T, bias, rule)
     return u
+
+
+@pytest.mark.parametrize("rule", ["absdot", "equal"])
+@pytest.mark.parametrize("case", ["gpt2", "starcoder2", "opt_narrow_words"])
+def test_texts_that_end_with_the_padding_token_are_read_before_it(case, rule):
+    """The token of the end of a text may be that of padding as well. Then each item reads another position."""
+    model = classifier(case, pad_token_id=2)
+    ids = inputs(3, 6)["input_ids"]
+    ids[0, 4:], ids[1, 1], ids[2, 5] = 2, 2, 2
+    config = DecompXConfig(bias=rule)
+    with torch.no_grad():
+        truth = model(input_ids=ids).logits
+    engines = [reference, forward] + ([adjoint] if rule == "equal" else [])
+    results = [engine.attribute(linearize(model, {"input_ids": ids}), config).scores for engine in engines]
+    for scores in results:
+        assert torch.allclose(scores.sum(1), truth, rtol=0, atol=1e-9)
+        assert scores[0, 4:].abs().max() == 0 and scores[2, 5:].abs().max() == 0
+        assert torch.allclose(scores, results[0], rtol=0, atol=1e-9)
+    alone = [reference.attribute(linearize(model, {"input_ids": row[None]}), config).scores[0] for row in ids]
+    assert torch.allclose(results[0], torch.stack(alone), rtol=0, atol=1e-9)

@@ -18,7 +18,7 @@ from ..spec import (
     Positions,
     SublayerSpec,
 )
-from .decoder import decoder, heads
+from .decoder import heads, stack
 from .parts import Parts, embedding_limits, rotary_positions
 
 
@@ -72,7 +72,7 @@ def bloom(parts: Parts) -> ModelSpec:
     limits = embedding_limits(parts, positions=None)
     after_norm = parts.module.config.apply_residual_connection_post_layernorm
     describe = bloom_normed_layer if after_norm else bloom_layer
-    spec = decoder(parts, "h", describe, norm="ln_f", limits=limits, in_float32=True)
+    spec = stack(parts, "h", describe, norm="ln_f", limits=limits, in_float32=True)
     return _shifted(spec, parts) if after_norm else spec
 
 
@@ -116,7 +116,7 @@ def mpt_layer(layer: Parts) -> LayerSpec:
 def mpt(parts: Parts) -> ModelSpec:
     """MPT, whose softmax computes in float32."""
     limits = embedding_limits(parts, "wte", None, None, most=parts.module.config.max_seq_len)
-    return decoder(parts, "blocks", mpt_layer, norm="norm_f", limits=limits, in_float32=True)
+    return stack(parts, "blocks", mpt_layer, norm="norm_f", limits=limits, in_float32=True)
 
 
 def falcon_attention(layer: Parts) -> AttentionSpec:
@@ -159,7 +159,7 @@ def falcon(parts: Parts) -> ModelSpec:
     config = parts.module.config
     limits = embedding_limits(parts, positions=None, types=None, most=config.max_position_embeddings)
     limits = InputLimits(None, limits.sizes) if config.alibi else limits
-    return decoder(parts, "h", falcon_layer, norm="ln_f", limits=limits, in_place=True)
+    return stack(parts, "h", falcon_layer, norm="ln_f", limits=limits, in_place=True)
 
 
 FAMILIES = {

@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ..spec import InputLimits, LayerSpec, ModelSpec
+from ..spec import HeadStepSpec, InputLimits, LayerSpec, ModelSpec, NormSpec
 from .heads import BARE, SPANS, HeadKind, linear, with_head
 from .parts import Module, Parts, model_spec
 
@@ -21,13 +21,14 @@ Body = Callable[[Parts], ModelSpec]
 CLASSES, NEXT, STATE = linear("score"), linear("lm_head"), replace(BARE, read=-1)
 
 
-def decoder(
+def stack(
     parts: Parts,
     layers: str,
     describe_layer: Callable[[Parts], LayerSpec],
     *,
     norm: str | None,
     limits: InputLimits,
+    read_norm: Callable[[Parts, str], NormSpec] = Parts.norm,
     in_float32: bool = False,
     in_place: bool = False,
 ) -> ModelSpec:
@@ -38,6 +39,7 @@ def decoder(
         layers: the path of its layers.
         describe_layer: reads one.
         norm: the path of the final norm.
+        read_norm: how that is read.
         limits, in_float32, in_place: as :class:`..spec.ModelSpec` has them.
     """
     spec = model_spec(
@@ -45,7 +47,7 @@ def decoder(
         describe_layer,
         (),
         limits,
-        final_norm=None if norm is None else (parts[norm], parts.norm(norm)),
+        final_norm=None if norm is None else (parts[norm], read_norm(parts, norm)),
         in_float32=in_float32,
     )
     return replace(spec, in_place=in_place)
@@ -94,17 +96,31 @@ def _with_head(model: Module, *, body: Body, base: str | None, head: HeadKind) -
 
 
 def _classifier(model: Module, *, body: Body, base: str, head: HeadKind) -> ModelSpec:
-    """A classifier is run with its head, so that it is seen which token the model itself reads."""
-    spec, pad = _with_head(model, body=body, base=base, head=head), model.config.pad_token_id
-    read = -1 if pad is None else partial(last_token, pad=pad)
-    return replace(spec, read=read, prepare=without_padding, backbone=None, outputs_of=None)
+    parts = Parts(model, "", model.config.hidden_size)
+    return classifier(model, body(parts.below(base)), head.steps(parts))
 
 
-def last_token(inputs: Mapping[str, Tensor], *, pad: int) -> Tensor:
-    """The last position whose token is not the padding token, ``[b]``, as transformers finds it: the text may end with
-    such a token, where it is that of the end of a text too; if there is no other, the first."""
+def classifier(model: Module, layers: ModelSpec, head: tuple[HeadStepSpec, ...]) -> ModelSpec:
+    """A classifier of the last token. It is run with its head, so that it is seen which token the model itself reads.
+
+    Args:
+        model: the whole.
+        layers: of it, as :func:`stack` describes them.
+        head: the steps from the state to the logits.
+    """
+    return replace(layers, head=head, read=last_token(model), prepare=without_padding)
+
+
+def last_token(model: Module) -> int | Callable[[Mapping[str, Tensor]], Tensor]:
+    """What a classifier reads, as transformers finds it: the last token that is not the padding token. The text may end
+    with such tokens, where they stand for the end of a text too; if there is no other, the first is read."""
+    padding = model.config.get_text_config().pad_token_id
+    return -1 if padding is None else partial(_last_but, padding=padding)
+
+
+def _last_but(inputs: Mapping[str, Tensor], *, padding: int) -> Tensor:
     tokens = inputs["input_ids"]
-    return ((tokens != pad) * torch.arange(tokens.shape[1], device=tokens.device)).argmax(-1)
+    return ((tokens != padding) * torch.arange(tokens.shape[1], device=tokens.device)).argmax(-1)
 
 
 def without_padding(model: Module, inputs: Mapping[str, Tensor]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..spec import AttentionSpec, InputLimits, LayerSpec, ModelSpec, SublayerSpec
-from .decoder import decoder, heads
+from .decoder import heads, stack
 from .parts import Parts, embedding_limits, paired_rotary_positions
 
 
@@ -89,30 +89,30 @@ def codegen_layer(layer: Parts) -> LayerSpec:
 def gpt2(parts: Parts) -> ModelSpec:
     """GPT-2."""
     limits = embedding_limits(parts, "wte", "wpe", "wte")
-    return decoder(
+    return stack(
         parts, "h", gpt2_layer, norm="ln_f", limits=limits, in_float32=parts.module.config.reorder_and_upcast_attn
     )
 
 
 def bigcode(parts: Parts) -> ModelSpec:
     """GPT-BigCode."""
-    return decoder(parts, "h", bigcode_layer, norm="ln_f", limits=embedding_limits(parts, "wte", "wpe", "wte"))
+    return stack(parts, "h", bigcode_layer, norm="ln_f", limits=embedding_limits(parts, "wte", "wpe", "wte"))
 
 
 def gpt_neo(parts: Parts) -> ModelSpec:
     """GPT-Neo, whose attention weights are computed in float32."""
     limits = embedding_limits(parts, "wte", "wpe", "wte")
-    return decoder(parts, "h", gpt_neo_layer, norm="ln_f", limits=limits, in_float32=True)
+    return stack(parts, "h", gpt_neo_layer, norm="ln_f", limits=limits, in_float32=True)
 
 
 def gptj(parts: Parts) -> ModelSpec:
     """GPT-J."""
-    return decoder(parts, "h", gptj_layer, norm="ln_f", limits=_rotary(parts))
+    return stack(parts, "h", gptj_layer, norm="ln_f", limits=_rotary(parts))
 
 
 def codegen(parts: Parts) -> ModelSpec:
     """CodeGen."""
-    return decoder(parts, "h", codegen_layer, norm="ln_f", limits=_rotary(parts))
+    return stack(parts, "h", codegen_layer, norm="ln_f", limits=_rotary(parts))
 
 
 def _rotary(parts: Parts) -> InputLimits:
