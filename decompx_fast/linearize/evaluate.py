@@ -16,7 +16,19 @@ from torch import Tensor
 
 from ..activations import get_activation
 from .convolution import Convolution
-from .layer import Attention, AttentionPattern, FeedForward, Head, HeadStep, LinearizedLayer, Norm, Op, Sublayer
+from .layer import (
+    Attention,
+    AttentionPattern,
+    FeedForward,
+    Head,
+    HeadStep,
+    LinearizedLayer,
+    Norm,
+    Op,
+    Routed,
+    RoutedPart,
+    Sublayer,
+)
 from .spec import (
     NO_CONTEXT,
     Affine,
@@ -28,6 +40,8 @@ from .spec import (
     LayerSpec,
     NormSpec,
     OpSpec,
+    RoutedSpec,
+    ScaleSpec,
     SublayerSpec,
 )
 
@@ -39,8 +53,11 @@ class Steps:
         """``x W + b``; ``[b, i, d_in]`` to ``[b, i, d_out]``."""
         return map_.to(x.dtype)(x)
 
-    def normalize(self, spec: NormSpec, x: Tensor) -> tuple[Norm, Tensor]:
+    def normalize(self, spec: NormSpec | ScaleSpec, x: Tensor) -> tuple[Norm, Tensor]:
         """A norm with its statistics at ``x`` ``[b, i, d]``, and its output."""
+        if isinstance(spec, ScaleSpec):
+            norm = Norm(x.new_full(x.shape[:-1], 1 / spec.factor), None, None, centre=False)
+            return norm, norm.linear(x)
         second_moment = x.var(-1, unbiased=False) if spec.centre else x.square().mean(-1)
         weight = None if spec.weight is None else spec.weight.to(x.dtype)
         bias = None if spec.bias is None else spec.bias.to(x.dtype)
@@ -138,7 +155,7 @@ def _linearize_sublayer(
     return Sublayer(ops, pre_norm, out_norm, post_norm, x), out
 
 
-def _linearize_norm(spec: NormSpec | None, x: Tensor, steps: Steps) -> tuple[Norm | None, Tensor]:
+def _linearize_norm(spec: NormSpec | ScaleSpec | None, x: Tensor, steps: Steps) -> tuple[Norm | None, Tensor]:
     return (None, x) if spec is None else steps.normalize(spec, x)
 
 
@@ -158,8 +175,13 @@ def _(op: Attention, spec: AttentionSpec, u: Tensor, steps: Steps) -> Tensor:
 
 @_branch.register
 def _(op: FeedForward, spec: FeedForwardSpec, u: Tensor, steps: Steps) -> Tensor:
-    hidden = steps.activate(op.activation, op.preactivation)
-    return steps.multiply(spec.out, hidden if op.value is None else hidden * op.value)
+    hidden, value = steps.activate(op.activation, op.preactivation), op.gated()
+    return steps.multiply(spec.out, hidden if value is None else hidden * (value + op.shift))
+
+
+@_branch.register
+def _(op: Routed, spec: RoutedSpec, u: Tensor, steps: Steps) -> Tensor:
+    return op(u)
 
 
 @_branch.register
@@ -180,7 +202,8 @@ def _(spec: AttentionSpec, u: Tensor, start: Tensor, context: Context, steps: St
     bias = None
     if spec.positions is not None:
         query, key, bias = spec.positions(query, key, context)
-    pattern = AttentionPattern(query, key, spec.scale, spec.causal, spec.window, bias)
+    sink = None if spec.sink is None else spec.sink.to(u.dtype)
+    pattern = AttentionPattern(query, key, spec.scale, spec.causal, spec.window, bias, spec.softcap, sink)
     value, out = spec.value.to(u.dtype), spec.out.to(u.dtype)
     return Attention(pattern, value.weight, value.bias, out.weight, out.bias, spec.heads, spec.kv_heads)
 
@@ -193,7 +216,22 @@ def _(spec: FeedForwardSpec, u: Tensor, start: Tensor, context: Context, steps: 
         return FeedForward(into.weight, into.bias, out.weight, out.bias, name, steps.multiply(spec.into, u))
     gate = spec.gate.to(u.dtype)
     zeta, value = steps.multiply(spec.gate, u), steps.multiply(spec.into, u)
-    return FeedForward(into.weight, into.bias, out.weight, out.bias, name, zeta, gate.weight, gate.bias, value=value)
+    weights = (into.weight, into.bias, out.weight, out.bias)
+    return FeedForward(*weights, name, zeta, gate.weight, gate.bias, value, spec.limit, spec.shift)
+
+
+@_linearize_op.register
+def _(spec: RoutedSpec, u: Tensor, start: Tensor, context: Context, steps: Steps) -> Routed:
+    flat = u.flatten(0, 1)  # [r, d]
+    weights, chosen = spec.route(steps.multiply(spec.router, u).flatten(0, 1))  # [r, k]
+    parts = []
+    for number in chosen.unique().tolist():
+        at, rank = torch.nonzero(chosen == number, as_tuple=True)
+        # No module tells what an expert multiplied, so its products are computed from its weights.
+        network = _linearize_op(spec.experts[number], flat[at].unsqueeze(0), start, context, COMPUTED)
+        assert isinstance(network, FeedForward)
+        parts.append(RoutedPart(network, at, weights[at, rank].to(u.dtype)))
+    return Routed(tuple(parts), spec.active, len(flat))
 
 
 @_linearize_op.register

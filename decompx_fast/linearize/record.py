@@ -24,6 +24,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from weakref import WeakKeyDictionary
 
 import torch
@@ -33,7 +34,17 @@ from torch import Tensor, nn
 from .evaluate import Steps, linearize_layer
 from .layer import KEEP_BYTES, LinearizedLayer, Norm, Shelf
 from .private_copy import original
-from .spec import Affine, AttentionSpec, Context, ConvolutionSpec, FeedForwardSpec, LayerSpec, NormSpec
+from .spec import (
+    Affine,
+    AttentionSpec,
+    Context,
+    ConvolutionSpec,
+    LayerSpec,
+    NormSpec,
+    RoutedSpec,
+    ScaleSpec,
+    networks_of,
+)
 
 #: Random directions of the check.
 DIRECTIONS = 8
@@ -89,8 +100,8 @@ class _Recorded(Steps):
             raise NotRecorded
         return fitting[0][..., map_.columns]
 
-    def normalize(self, spec: NormSpec, x: Tensor) -> tuple[Norm, Tensor]:
-        if not spec.centre:
+    def normalize(self, spec: NormSpec | ScaleSpec, x: Tensor) -> tuple[Norm, Tensor]:
+        if isinstance(spec, ScaleSpec) or not spec.centre:
             return super().normalize(spec, x)
         weight = None if spec.weight is None else spec.weight.to(x.dtype)
         bias = None if spec.bias is None else spec.bias.to(x.dtype)
@@ -235,15 +246,19 @@ def _maps(layer: LayerSpec) -> Iterator[Affine]:
         for op in sublayer.ops:
             if isinstance(op, AttentionSpec):
                 yield from (op.query, op.key, op.value, op.out)
-            elif isinstance(op, FeedForwardSpec):
-                yield from (map_ for map_ in (op.into, op.out, op.gate) if map_ is not None)
+            elif isinstance(op, RoutedSpec):
+                yield op.router
+            for network in networks_of(op):
+                yield from (map_ for map_ in (network.into, network.out, network.gate) if map_ is not None)
 
 
 def _weights(layer: LayerSpec) -> Iterator[Tensor]:
-    norms = (norm for part in layer for norm in (part.pre_norm, part.out_norm, part.post_norm) if norm is not None)
+    every = (norm for part in layer for norm in (part.pre_norm, part.out_norm, part.post_norm))
+    norms = (norm for norm in every if isinstance(norm, NormSpec))
+    sinks = [op.sink for part in layer for op in part.ops if isinstance(op, AttentionSpec)]
     found = [(map_.weight, map_.bias) for map_ in _maps(layer)] + [(norm.weight, norm.bias) for norm in norms]
     found += [(op.weight, op.bias) for part in layer for op in part.ops if isinstance(op, ConvolutionSpec)]
-    yield from (tensor for pair in found for tensor in pair if tensor is not None)
+    yield from (tensor for tensor in (*sinks, *chain.from_iterable(found)) if tensor is not None)
 
 
 def _sketch(state: Tensor) -> Tensor:
