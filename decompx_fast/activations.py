@@ -60,6 +60,10 @@ def _step(z: Tensor) -> Tensor:
     return (z > 0).to(z.dtype)
 
 
+def _relu_squared_theta(z: Tensor) -> Tensor:
+    return z.clamp_min(0)
+
+
 def _tanh_theta(z: Tensor) -> Tensor:
     # Where z is 0 the limit is taken; everywhere else the quotient is accurate to rounding.
     zero = z == 0
@@ -71,6 +75,7 @@ ACTIVATIONS: dict[str, Activation] = {
     "gelu_tanh": Activation("gelu_tanh", _gelu_tanh_theta, _gelu_tanh_slope),
     "quick_gelu": _scaled_silu("quick_gelu", 1.702),
     "relu": Activation("relu", _step, _step),
+    "relu2": Activation("relu2", _relu_squared_theta, lambda z: 2 * z.clamp_min(0)),
     "silu": _scaled_silu("silu", 1.0),
     "tanh": Activation("tanh", _tanh_theta, lambda z: 1 - torch.tanh(z) ** 2),
 }

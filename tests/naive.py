@@ -28,6 +28,7 @@ ACTIVATIONS = {
     "gelu_tanh": lambda z: 0.5 * z * (1 + np.tanh(np.sqrt(2 / np.pi) * (z + 0.044715 * z**3))),
     "quick_gelu": lambda z: z / (1 + np.exp(-1.702 * z)),
     "relu": lambda z: np.maximum(z, 0),
+    "relu2": lambda z: np.maximum(z, 0) ** 2,
     "silu": lambda z: z / (1 + np.exp(-z)),
     "tanh": np.tanh,
 }
@@ -120,7 +121,9 @@ class Naive:
             elif isinstance(op, Convolution):
                 branch = branch + self.convolution(op)
             elif config.ffn:
-                branch = branch + self.feed_forward(u, op)
+                if op.norm is not None:  # its own, in place of that of all
+                    read = self.norm(x, op.norm) if config.ln2 else x
+                branch = branch + self.feed_forward(u if op.norm is None else read, op)
         if norms and sublayer.out_norm is not None:
             branch, late = self.norm(self.biased(branch, late), sublayer.out_norm), None
         r = self.biased(x + branch, late)

@@ -94,7 +94,8 @@ def _norms(sublayer: Sublayer) -> list[tuple[Norm, Tensor]]:
     if sublayer.input is None:
         return []
     size = sublayer.input.square().mean(-1).sqrt()
-    found = [] if sublayer.pre_norm is None else [(sublayer.pre_norm, size)]
+    before = [sublayer.pre_norm, *(op.norm for op in sublayer.ops if isinstance(op, FeedForward))]
+    found = [(norm, size) for norm in before if norm is not None]
     if sublayer.post_norm is not None:
         for op in sublayer.ops:
             if isinstance(op, (Attention, FeedForward)) and op.b_out is not None and sublayer.out_norm is None:

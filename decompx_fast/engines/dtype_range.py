@@ -139,6 +139,8 @@ def _true_values(layer: LinearizedLayer) -> Iterator[tuple[str, Tensor]]:
         for op in sublayer.ops:
             if isinstance(op, Convolution):
                 yield "the convolution", op.preactivation
+            if isinstance(op, FeedForward) and op.norm is not None and sublayer.input is not None:
+                yield "a norm", op.norm.linear(sublayer.input)
             for network in _networks(op):
                 yield "the feed-forward network", network.preactivation
                 yield "the feed-forward network", network.hidden()

@@ -224,7 +224,7 @@ def _sublayer(
     branch, late_bias = torch.zeros_like(x), None
     for op in ops:
         if isinstance(op, FeedForward):
-            branch = branch + _feed_forward(u, op, config, before)
+            branch = branch + _feed_forward(_network_input(x, u, op, config, before), op, config, before)
             continue
         if isinstance(op, Routed):
             branch = branch + _routed(u, op, config, before)
@@ -285,6 +285,13 @@ def _norm(x: Tensor, norm: Norm | None, rule: Rule) -> Tensor:
     if norm is None:
         return x
     return rule.add(norm.linear(x).to(x.dtype), norm.bias)
+
+
+def _network_input(x: Tensor, u: Tensor, op: FeedForward, config: DecompXConfig, rule: Rule) -> Tensor:
+    """``u``, what all operations of the sublayer read; or ``x`` by the network's own norm."""
+    if op.norm is None:
+        return u
+    return _norm(x, op.norm, rule) if config.ln2 else x
 
 
 def _feed_forward(x: Tensor, op: FeedForward, config: DecompXConfig, rule: Rule) -> Tensor:

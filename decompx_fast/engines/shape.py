@@ -85,7 +85,9 @@ def form_refusal(sublayers: Sequence[Any]) -> str | None:
     if len(sublayers) != 2 or any(len(s.ops) != 1 or s.pre_norm or s.out_norm for s in sublayers):
         return "its layers are not an attention and a network, each with a norm after the residual only"
     attention, network = (s.ops[0] for s in sublayers)
-    if attention.kind != "attention" or network.kind != "ffn" or _is_routed(network) or _is_gated(network):
+    if attention.kind != "attention" or network.kind != "ffn" or _is_routed(network):
+        return "its layers are not an attention and then a plain network"
+    if _is_gated(network) or network.norm is not None:
         return "its layers are not an attention and then a plain network"
     return None
 
@@ -107,7 +109,7 @@ def _read(layers: Sequence[Sequence[Any]], n_layers: int, d: int, classes: int, 
         classes=classes,
         networks=max(sum(_active(op) for s in layer for op in s.ops) for layer in layers),
         gated=any(map(_is_gated, networks)),
-        pre_norm=any(s.pre_norm is not None for s in sublayers),
+        pre_norm=any(s.pre_norm is not None for s in sublayers) or any(op.norm is not None for op in networks),
         masked=any(mask.causal or mask.window is not None for mask in masks),
         branches=any(len(s.ops) > 1 for s in attending),
         normed_branches=any(s.out_norm is not None for s in attending),

@@ -208,7 +208,8 @@ class Attention:
 
     Attributes:
         pattern: where the attention weights come from.
-        w_value: ``[d, g v]``.
+        value_weight: what the model holds of ``W_V``: ``[d, (g v)]``, or ``[d, g', v']`` where it is stored in turns with
+            others, so that no view has two axes; see :attr:`w_value`.
         b_value: ``[g v]`` or ``None``.
         w_out: ``[h v, d]``.
         b_out: ``[d]`` or ``None``.
@@ -218,12 +219,17 @@ class Attention:
     kind: ClassVar[str] = "attention"
 
     pattern: AttentionPattern
-    w_value: Tensor
+    value_weight: Tensor
     b_value: Tensor | None
     w_out: Tensor
     b_out: Tensor | None
     heads: int
     kv_heads: int
+
+    @property
+    def w_value(self) -> Tensor:
+        """``W_V`` ``[d, (g v)]``: a view, or a copy for the moment where it is stored in turns with others."""
+        return self.value_weight.flatten(1)
 
     @property
     def constants(self) -> dict[str, Tensor]:
@@ -280,6 +286,7 @@ class FeedForward:
         preactivation: ``[b, i, f]``, the true input of the activation.
         w_gate, b_gate: the gate's map, for a gated network.
         value: ``[b, i, f]``, the true ``x W_1 + b_1`` that the gate multiplies; ``None`` without a gate.
+        norm: its own, in place of the sublayer's ``pre_norm``, or ``None``.
         limit: what ``value`` is clamped to, from both sides, or ``None``.
         shift: what is added to it then: ``act(g) * (u + shift)`` is a gated network and ``shift`` times a plain one.
     """
@@ -295,6 +302,7 @@ class FeedForward:
     w_gate: Tensor | None = None
     b_gate: Tensor | None = None
     value: Tensor | None = None
+    norm: Norm | None = None
     limit: float | None = None
     shift: float = 0.0
 
@@ -351,6 +359,8 @@ Op = Attention | FeedForward | Convolution | Routed
 @dataclass(frozen=True)
 class Sublayer:
     """``x <- post_norm(x + out_norm(sum_op op(pre_norm(x))))``; each norm optional, several ops run in parallel.
+
+    A network among several may have a norm of its own in place of ``pre_norm`` (:attr:`FeedForward.norm`).
 
     Attributes:
         ops: in parallel; a convolution stands alone, without ``pre_norm`` and ``out_norm``.

@@ -39,6 +39,7 @@ from .spec import (
     AttentionSpec,
     Context,
     ConvolutionSpec,
+    FeedForwardSpec,
     LayerSpec,
     NormSpec,
     RoutedSpec,
@@ -83,7 +84,7 @@ class _Recorded(Steps):
         if map_.module is None:  # no module gives its output
             return super().multiply(map_, x)
         y, weight = self._output(map_, x.shape[:-1]), map_.weight
-        if x.shape[-1] != weight.shape[0] or y.shape[-1] != weight.shape[1]:
+        if x.shape[-1] != weight.shape[0] or y.shape[-1] != weight.shape[1:].numel():
             raise NotRecorded
         if not x.dtype == y.dtype == weight.dtype or not x.device == y.device == weight.device:
             raise NotRecorded
@@ -98,7 +99,7 @@ class _Recorded(Steps):
         fitting = [y for y in found if y is not None and y.shape[:-1] == shape]
         if len(fitting) != 1:
             raise NotRecorded
-        return fitting[0][..., map_.columns]
+        return map_.of_output(fitting[0])
 
     def normalize(self, spec: NormSpec | ScaleSpec, x: Tensor) -> tuple[Norm, Tensor]:
         if isinstance(spec, ScaleSpec) or not spec.centre:
@@ -253,10 +254,12 @@ def _maps(layer: LayerSpec) -> Iterator[Affine]:
 
 
 def _weights(layer: LayerSpec) -> Iterator[Tensor]:
-    every = (norm for part in layer for norm in (part.pre_norm, part.out_norm, part.post_norm))
-    norms = (norm for norm in every if isinstance(norm, NormSpec))
+    every = [norm for part in layer for norm in (part.pre_norm, part.out_norm, part.post_norm)]
+    every += [op.norm for part in layer for op in part.ops if isinstance(op, FeedForwardSpec)]
+    norms = [norm for norm in every if isinstance(norm, NormSpec)]
     sinks = [op.sink for part in layer for op in part.ops if isinstance(op, AttentionSpec)]
-    found = [(map_.weight, map_.bias) for map_ in _maps(layer)] + [(norm.weight, norm.bias) for norm in norms]
+    found: list[tuple[Tensor | None, Tensor | None]] = [(map_.weight, map_.bias) for map_ in _maps(layer)]
+    found += [(norm.weight, norm.bias) for norm in norms]
     found += [(op.weight, op.bias) for part in layer for op in part.ops if isinstance(op, ConvolutionSpec)]
     yield from (tensor for tensor in (*sinks, *chain.from_iterable(found)) if tensor is not None)
 
@@ -288,7 +291,7 @@ def _projected(map_: Affine) -> Projection:
         return _project(map_)
     state = (map_.weight.dtype, *((part.data_ptr(), part._version, *part.shape) for part in parts))
     parts_known = _projections.setdefault(module, {})
-    key = (map_.columns.start, map_.columns.stop)
+    key = (map_.columns.start, map_.columns.stop, map_.groups)
     known = parts_known.get(key)
     if known is None or known[0] != state:
         known = parts_known[key] = (state, _project(map_))
@@ -297,8 +300,9 @@ def _projected(map_: Affine) -> Projection:
 
 def _project(map_: Affine) -> Projection:
     # R^T W^T, with the weight as a linear layer stores it, is many times faster than W R.
-    directions = _directions(map_.weight.shape[1], map_.weight.dtype, map_.weight.device)
-    return directions @ map_.weight.T, None if map_.bias is None else directions @ map_.bias
+    matrix, vector = map_.matrix, map_.vector
+    directions = _directions(matrix.shape[1], matrix.dtype, matrix.device)
+    return directions @ matrix.T, None if vector is None else directions @ vector
 
 
 def _forget(layer: LayerSpec) -> None:

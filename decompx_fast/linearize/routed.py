@@ -51,6 +51,7 @@ class Routed:
     """
 
     kind: ClassVar[str] = "ffn"
+    norm: ClassVar[None] = None
 
     parts: tuple[RoutedPart, ...]
     active: int

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import UnsupportedModelError
-from .probing import NotAffine, probe, stand_in
+from .probing import NotAffine, probe, stand_in, stored_map
 
 QUANTIZED_WORDS = (
     "quant",
@@ -38,36 +38,64 @@ class Affine:
     """``y = x W + b``: ``weight`` is ``[d_in, d_out]``, ``bias`` ``[d_out]`` or ``None``.
 
     Attributes:
-        weight, bias: views on what the model holds.
+        weight, bias: views on what the model holds. Where it stores several maps in turns, group by group of their
+            outputs, no view has two axes: then ``weight`` is ``[d_in, groups, size]``, ``bias`` ``[groups, size]``.
         module: what the map was read from, if anything: whoever runs the model can listen there for its output.
-        columns: which of the module's outputs are this map's, where several maps are stored as one (:meth:`part`).
+        columns: which of the module's outputs are this map's, where several maps are stored as one (:meth:`columns_of`,
+            :meth:`part`); of each of so many ``groups`` of them.
     """
 
     weight: Tensor
     bias: Tensor | None
     module: nn.Module | None = field(default=None, repr=False, compare=False)
     columns: slice = field(default_factory=lambda: slice(None), repr=False, compare=False)
+    groups: int = field(default=1, repr=False, compare=False)
 
     def to(self, dtype: torch.dtype) -> Affine:
         """The same map in another dtype; the very same tensors where the dtype is already right."""
         bias = None if self.bias is None else self.bias.to(dtype)
         return replace(self, weight=self.weight.to(dtype), bias=bias)
 
+    @property
+    def matrix(self) -> Tensor:
+        """``W`` ``[d_in, d_out]``: the view, or, where maps are stored in turns, a copy for the moment."""
+        return self.weight.flatten(1)
+
+    @property
+    def vector(self) -> Tensor | None:
+        """``b`` ``[d_out]``, likewise."""
+        return None if self.bias is None else self.bias.flatten()
+
     def part(self, number: int, count: int) -> Affine:
         """The maps that are stored as one, ``[d_in, count * d_out]``, taken apart again: views, no copies."""
         size = self.weight.shape[1] // count
-        return self.cut(number * size, (number + 1) * size)
+        return self.columns_of(number * size, (number + 1) * size)
 
-    def cut(self, start: int, stop: int) -> Affine:
-        """Some of the outputs, as a map of their own: views, no copies."""
+    def columns_of(self, start: int, stop: int, groups: int = 1) -> Affine:
+        """The map of some outputs, those from ``start`` to ``stop`` in each of the groups: a view, no copy.
+
+        Args:
+            start, stop: as numbers of a group's outputs.
+            groups: how many equal groups the outputs come in, one after the other.
+        """
         if self.columns != slice(None):
             raise ValueError("a part of a map has no parts")
         columns = slice(start, stop)
-        bias = None if self.bias is None else self.bias[columns]
-        return Affine(self.weight[:, columns], bias, self.module, columns)
+        if groups == 1:
+            bias = None if self.bias is None else self.bias[columns]
+            return Affine(self.weight[:, columns], bias, self.module, columns)
+        bias = None if self.bias is None else self.bias.unflatten(0, (groups, -1))[:, columns]
+        return Affine(self.weight.unflatten(1, (groups, -1))[..., columns], bias, self.module, columns, groups)
+
+    def of_output(self, y: Tensor) -> Tensor:
+        """This map's part of what its module gave, ``[..., d_out]``."""
+        if self.groups == 1:
+            return y[..., self.columns]
+        return y.unflatten(-1, (self.groups, -1))[..., self.columns].flatten(-2)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return x @ self.weight if self.bias is None else x @ self.weight + self.bias
+        vector = self.vector
+        return x @ self.matrix if vector is None else x @ self.matrix + vector
 
 
 @dataclass(frozen=True)
@@ -132,8 +160,11 @@ class AttentionSpec:
 
 @dataclass(frozen=True)
 class FeedForwardSpec:
-    """A feed-forward network; gated where ``gate`` is given. ``limit`` and ``shift`` are those of the value that the
-    gate multiplies, as for :class:`.layer.FeedForward`."""
+    """A feed-forward network; gated where ``gate`` is given.
+
+    Where it stands beside an attention, ``norm`` is its own, taken in place of the sublayer's ``pre_norm``. ``limit``
+    and ``shift`` are those of the value that the gate multiplies, as for :class:`.layer.FeedForward`.
+    """
 
     kind: ClassVar[str] = "ffn"
 
@@ -141,13 +172,14 @@ class FeedForwardSpec:
     out: Affine
     activation: str
     gate: Affine | None = None
+    norm: NormSpec | None = None
     limit: float | None = None
     shift: float = 0.0
 
 
-#: From the logits of a router ``[r, e]`` to the weights of the networks that each position is sent to and their
-#: numbers, both ``[r, k]``.
-Route = Callable[[Tensor], tuple[Tensor, Tensor]]
+#: From the logits of a router ``[r, e]``, and perhaps the numbers ``[r, k]`` of the networks that each position is sent
+#: to, to the weights and the numbers of these networks, both ``[r, k]``.
+Route = Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -159,14 +191,18 @@ class RoutedSpec:
         experts: the networks.
         route: who goes where, and with which weight.
         active: how many networks a position is sent to.
+        chooser: a module whose last output, when the model runs it, is who goes where, ``[r, k]``: two logits that are
+            nearly the same may be told apart in one precision and not in another. ``None``: ``route`` decides.
     """
 
     kind: ClassVar[str] = "ffn"
+    norm: ClassVar[None] = None
 
     router: Affine
     experts: tuple[FeedForwardSpec, ...]
     route: Route
     active: int
+    chooser: nn.Module | None = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True)
@@ -244,8 +280,8 @@ class ModelSpec:
             be compared with no more closely.
         prepare: changes the private copy of the model as its ``forward`` would for these inputs, before it is run; or
             refuses them.
-        in_place: whether the model goes on to change the states that leave ``state_modules`` in place, if only by a
-            mask that hides nothing: then a copy is kept.
+        in_place: whether the model goes on to change in place what leaves ``state_modules``, if only by a mask that
+            hides nothing, or the maps of a layer: then copies are kept.
     """
 
     layer_modules: tuple[nn.Module, ...]
@@ -291,6 +327,11 @@ class ModelSpec:
         """How many logits the head gives."""
         maps = [step.map for step in self.head if step.map is not None]
         return maps[-1].weight.shape[1] if maps else self.width
+
+
+def choice_name(chooser: nn.Module) -> str:
+    """Under which name a layer's context has what a chooser chose in it."""
+    return f"choice of {id(chooser)}"
 
 
 def networks_of(op: OpSpec) -> tuple[FeedForwardSpec, ...]:
@@ -422,8 +463,8 @@ def _compare_norms(found: Tensor, expected: Tensor, name: str, module: nn.Module
 def affine(module: nn.Module, name: str, features: int) -> Affine:
     """The map ``x W + b`` that a module computes on ``features`` inputs.
 
-    A plain ``nn.Linear`` gives views on its parameters, and so does one in a wrapper that computes what it does. Any
-    other module (a linear layer with a low-rank adapter, say) is evaluated on the unit vectors, once for as long as
+    A plain ``nn.Linear`` gives views on its parameters, and so do one in a wrapper that computes what it does and a
+    class of a project's own that multiplies by its ``weight`` as it stands (GPT-2's ``Conv1D``). Any other module (a linear layer with a low-rank adapter, say) is evaluated on the unit vectors, once for as long as
     its answers stay the same, and accepted if it then proves to be affine.
 
     Args:
@@ -438,7 +479,8 @@ def affine(module: nn.Module, name: str, features: int) -> Affine:
     plain = isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward
     linear = module if plain else stand_in(module, nn.Linear, features)
     if not isinstance(linear, nn.Linear):
-        return _probe(module, name, features)
+        stored = stored_map(module, features)
+        return _probe(module, name, features) if stored is None else Affine(*map(_detached, stored), module)
     weight = linear.weight
     if type(weight) not in (Tensor, nn.Parameter):
         raise UnsupportedModelError(
@@ -446,6 +488,22 @@ def affine(module: nn.Module, name: str, features: int) -> Affine:
             "tensor: load the model in float32, float16 or bfloat16, whole on one device"
         )
     return Affine(weight.detach().t(), _vector(linear.bias), module)
+
+
+def stored(module: nn.Module, parameter: str, name: str) -> Tensor:
+    """A parameter of a module that is no linear layer of torch, such as the weights of all experts.
+
+    Raises:
+        UnsupportedModelError: if it is quantised, or no plain tensor.
+    """
+    _refuse_quantized(module, name)
+    found = getattr(module, parameter)
+    if type(found) not in (Tensor, nn.Parameter) or not found.is_floating_point():
+        raise UnsupportedModelError(
+            f"{name}.{parameter} is a {type(found).__name__}, not a plain tensor of floating-point numbers: load the "
+            "model in float32, float16 or bfloat16, whole on one device"
+        )
+    return found.detach()
 
 
 def convolution(module: nn.Module, name: str, activation: str) -> ConvolutionSpec:
@@ -471,6 +529,10 @@ def convolution(module: nn.Module, name: str, activation: str) -> ConvolutionSpe
 def _vector(tensor: Tensor | None) -> Tensor | None:
     """Without autograd, and without the gaps that a row of a larger tensor may have."""
     return None if tensor is None else tensor.detach().contiguous()
+
+
+def _detached(tensor: Tensor | None) -> Any:
+    return None if tensor is None else tensor.detach()
 
 
 def _refuse_quantized(module: nn.Module, name: str) -> None:

@@ -301,12 +301,18 @@ def _pull_sublayer(
             ledger.carry("convolution", part, op.embedding[:, tokens], tokens)
         else:
             ledger.reach = reach
-            if isinstance(op, Routed):
-                part = pull_routed(op, branch, rows, config, ledger)
-            else:
-                part = pull_feed_forward(op, branch, rows, config, ledger)
+            pull_network = pull_routed if isinstance(op, Routed) else pull_feed_forward
+            part = pull_network(op, branch, rows, config, ledger)  # type: ignore[arg-type]
+            own = op.norm if config.ln2 else None
             if x is not None:
-                ledger.carry("ffn", part, normed[:, rows], rows)
+                read = normed if op.norm is None else x if own is None else own.linear(x)
+                ledger.carry("ffn", part, read[:, rows], rows)
+            if op.norm is not None:  # back to the state at once, past the norm of the others
+                if own is not None:
+                    ledger.add("pre_ln2", part, own.bias, rows)
+                    part = pull_norm(own, part, rows)
+                g = g + part
+                continue
             u = part if u is None else _add_rows(u, part, rows, u_rows)
     if u is None:
         return g, rows

@@ -52,7 +52,8 @@ def finish_sublayer_(
     bias = None  # of the branch, still to be added
     if networks or out_norm is not None:
         pre_norm = sublayer.pre_norm if with_norm else None
-        branch, bias = _branch(x, branch, networks, pre_norm, config, before or sharing, workspace)
+        norms = [pre_norm if op.norm is None else op.norm if config.ln2 else None for op in networks]
+        branch, bias = _branch(x, branch, networks, norms, config, before or sharing, workspace)
     if branch is not None and out_norm is not None:
         sharing.add_(branch, bias)
         if pending is not None:
@@ -74,36 +75,36 @@ def _branch(
     x: Tensor,
     branch: Tensor | None,
     networks: list[FeedForward | Routed],
-    pre_norm: Norm | None,
+    norms: list[Norm | None],
     config: DecompXConfig,
     sharing: Sharing,
     workspace: Workspace,
 ) -> tuple[Tensor, Tensor | None]:
-    """What the feed-forward networks of a sublayer add to the residual stream, together with ``branch``, and the bias
-    that is still to be shared by it (where it comes from one network alone)."""
+    """What the feed-forward networks of a sublayer, each after a norm, add to the residual stream, together with
+    ``branch``, and the bias that is still to be shared by it (where it comes from one network alone)."""
     shape = x.shape[:-1]
     plain = all(isinstance(op, FeedForward) and op.value is None for op in networks)
     one_op = plain and is_one_op(config, x.device, x.dtype, sharing.backend)
-    widths = branch_widths(x.shape[-1], networks, config, pre_norm is not None, branch is not None, one_op)
+    normed = any(norm is not None for norm in norms)
+    widths = branch_widths(x.shape[-1], networks, config, normed, branch is not None, one_op)
     buffers = workspace.take(*((*shape, width) for width in widths))
     fresh = branch is None  # nothing in it yet
     branch = buffers.pop(0) if branch is None else branch
-    u = x
-    if pre_norm is not None:
-        u = buffers.pop(0).copy_(x)
-        sharing.norm_(u, pre_norm)
+    room = buffers.pop(0) if normed else None
     if not networks:
         return (branch.zero_() if fresh else branch), None
-    only = networks[0] if fresh and len(networks) == 1 else None
-    if isinstance(only, FeedForward):
-        feed_forward(u, only, config, sharing, buffers[1:], branch)
-        return branch, only.b_out
-    for op in networks:
+    u, last = x, None
+    for op, norm in zip(networks, norms, strict=True):
+        if norm is not last:
+            u, last = _normed(x, norm, room, sharing), norm
         if isinstance(op, Routed):
             branch = branch.zero_() if fresh else branch
             add_routed_(branch, u, op, config, sharing, buffers)
             fresh = False
             continue
+        if fresh and len(networks) == 1:
+            feed_forward(u, op, config, sharing, buffers[1:], branch)
+            return branch, op.b_out
         out = branch if fresh else buffers[0]
         feed_forward(u, op, config, sharing, buffers[1:], out)
         sharing.add_(out, op.b_out)
@@ -111,6 +112,14 @@ def _branch(
             branch += out
         fresh = False
     return branch, None
+
+
+def _normed(x: Tensor, norm: Norm | None, room: Tensor | None, sharing: Sharing) -> Tensor:
+    """``x`` ``[1, p, k, d]`` after a norm, in the room for it; ``x`` itself without one."""
+    if norm is None or room is None:
+        return x
+    sharing.norm_(room.copy_(x), norm)
+    return room
 
 
 def branch_widths(
@@ -227,7 +236,8 @@ def at_rows(sublayer: Sublayer, rows: slice) -> Sublayer:
         if isinstance(op, Convolution):
             return dataclasses.replace(op, preactivation=op.preactivation.flatten(0, 1)[None, rows])
         value = None if op.value is None else op.value.flatten(0, 1)[None, rows]
-        return dataclasses.replace(op, preactivation=op.preactivation.flatten(0, 1)[None, rows], value=value)
+        zeta = op.preactivation.flatten(0, 1)[None, rows]
+        return dataclasses.replace(op, preactivation=zeta, value=value, norm=norm(op.norm))
 
     return Sublayer(
         tuple(map(operation, sublayer.ops)),

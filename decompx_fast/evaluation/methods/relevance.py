@@ -156,7 +156,9 @@ def _sublayer(spec: SublayerSpec, x: Tensor, context: Context) -> Tensor:
     u = norm(spec.pre_norm, x)
     branch = torch.stack(
         [
-            feed_forward(op, u) if isinstance(op, FeedForwardSpec) else attention(op, u, context)
+            feed_forward(op, u if op.norm is None else norm(op.norm, x))
+            if isinstance(op, FeedForwardSpec)
+            else attention(op, u, context)
             for op in spec.ops
             if not isinstance(op, (ConvolutionSpec, RoutedSpec))  # refused above
         ]
@@ -165,8 +167,8 @@ def _sublayer(spec: SublayerSpec, x: Tensor, context: Context) -> Tensor:
 
 
 def _linear(map_: Affine, x: Tensor) -> Tensor:
-    y = x @ _constant(map_.weight, x)
-    return y if map_.bias is None else y + _constant(map_.bias, x)
+    y, vector = x @ _constant(map_.matrix, x), map_.vector
+    return y if vector is None else y + _constant(vector, x)
 
 
 def _constant(tensor: Tensor, like: Tensor) -> Tensor:

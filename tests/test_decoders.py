@@ -1,0 +1,168 @@
+"""Decoders with biases and packed maps: random odd configurations in float64, all engines, NumPy beside them."""
+
+from __future__ import annotations
+
+import naive
+import numpy as np
+import pytest
+import torch
+import transformers
+from torch import nn
+
+from decompx_fast import DecompXConfig, UnsupportedModelError
+from decompx_fast.engines import reference
+from decompx_fast.engines.adjoint import run as adjoint
+from decompx_fast.engines.forward import run as forward
+from decompx_fast.linearize.linearization import linearize
+
+COMMON = {
+    "hidden_size": 20,
+    "num_attention_heads": 5,
+    "num_hidden_layers": 2,
+    "intermediate_size": 28,
+    "vocab_size": 50,
+    "max_position_embeddings": 40,
+    "num_labels": 3,
+    "pad_token_id": 1,
+    "bos_token_id": 0,
+    "eos_token_id": 2,
+}
+GPT_NEO = {"attention_types": [[["global", "local"], 1]], "num_layers": 2, "window_size": 3}
+EIGHT = {"hidden_size": 24, "num_attention_heads": 3}  # heads of 8 numbers, of which half can be rotated in pairs
+MPT = {"d_model": 20, "n_heads": 5, "n_layers": 2, "max_seq_len": 30}
+FALCON = {"num_attention_heads": 6, "hidden_size": 24, "num_ln_in_parallel_attn": None, "alibi": False}
+OLD = FALCON | {"new_decoder_architecture": False}
+
+#: Of each class in transformers, less its prefix: options beside :data:`COMMON`.
+CASES: dict[str, tuple[str, dict]] = {
+    "gpt2": ("GPT2", {"n_inner": 28}),
+    "gpt2_relu": ("GPT2", {"activation_function": "relu", "scale_attn_by_inverse_layer_idx": True}),
+    "bigcode": ("GPTBigCode", {"n_inner": 28, "activation_function": "gelu_pytorch_tanh"}),
+    "bigcode_all_heads": ("GPTBigCode", {"multi_query": False}),
+    "gpt_neo": ("GPTNeo", GPT_NEO | {"activation_function": "gelu_new"}),
+    "gptj": ("GPTJ", EIGHT | {"rotary_dim": 4, "activation_function": "gelu_fast"}),
+    "neox": ("GPTNeoX", EIGHT | {"rotary_pct": 0.5}),
+    "neox_in_sequence": ("GPTNeoX", EIGHT | {"use_parallel_residual": False, "attention_bias": False}),
+    "persimmon": ("Persimmon", EIGHT | {"qk_layernorm": True}),
+    "phi": ("Phi", EIGHT | {"qk_layernorm": True, "num_key_value_heads": 1}),
+    "phi_plain": ("Phi", EIGHT | {"partial_rotary_factor": 0.5}),
+    "stablelm": ("StableLm", EIGHT | {"use_qkv_bias": True, "qk_layernorm": True, "num_key_value_heads": 1}),
+    "stablelm_parallel": ("StableLm", EIGHT | {"use_parallel_residual": True, "num_key_value_heads": 3}),
+    "starcoder2": ("Starcoder2", EIGHT | {"num_key_value_heads": 1, "sliding_window": 3}),
+    "starcoder2_whole": ("Starcoder2", EIGHT | {"num_key_value_heads": 3, "sliding_window": None, "use_bias": False}),
+    "bloom": ("Bloom", {}),
+    "bloom_normed_residual": ("Bloom", {"apply_residual_connection_post_layernorm": True}),
+    "mpt": ("Mpt", MPT),
+    "falcon_old": ("Falcon", OLD | {"parallel_attn": False, "multi_query": False, "bias": True}),
+    "falcon_7b": ("Falcon", OLD | {"parallel_attn": True, "multi_query": True}),
+    "falcon_new": ("Falcon", FALCON | {"new_decoder_architecture": True, "num_kv_heads": 2, "bias": True}),
+    "falcon_new_one_norm": (
+        "Falcon",
+        FALCON | {"new_decoder_architecture": True, "num_kv_heads": 3, "num_ln_in_parallel_attn": 1},
+    ),
+    "falcon_alibi": ("Falcon", OLD | {"parallel_attn": False, "multi_query": True, "alibi": True, "bias": True}),
+    "falcon_alibi_eager": ("Falcon", OLD | {"alibi": True, "attn_implementation": "eager"}),
+    "opt": ("OPT", {"ffn_dim": 28, "word_embed_proj_dim": 20}),
+    "opt_narrow_words": ("OPT", {"ffn_dim": 28, "word_embed_proj_dim": 12, "do_layer_norm_before": False}),
+    "opt_without_biases": (
+        "OPT",
+        {"word_embed_proj_dim": 12, "enable_bias": False, "layer_norm_elementwise_affine": False, "ffn_dim": 28},
+    ),
+}
+RULES = ("absdot", "bias_token", "none", "equal", "cls")
+
+#: Rounding of float64 through two layers of random weights.
+ROUNDING = 1e-10
+
+#: Cases whose model takes some steps in float32 whatever its dtype: it can be compared with no more closely.
+IN_FLOAT32 = dict.fromkeys(["gpt_neo", "bloom", "bloom_normed_residual", "mpt"], 1e-5)
+
+
+def classifier(case: str, seed: int = 0, dtype: torch.dtype = torch.float64, **options) -> nn.Module:
+    """In eval mode; every weight random, no bias zero and no norm weight one."""
+    name, own = CASES[case]
+    generator = torch.Generator().manual_seed(seed)
+    config = getattr(transformers, f"{name}Config")(**(COMMON | own | options))
+    model = getattr(transformers, f"{name}ForSequenceClassification")._from_config(config).to(dtype).eval()
+    with torch.no_grad():
+        for path, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+            gain = 1 if parameter.ndim == 1 and path.endswith("weight") else 0
+            parameter.copy_(gain + 0.3 * noise)
+    return model
+
+
+def inputs(batch: int = 2, tokens: int = 7) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(tokens)
+    return {"input_ids": torch.randint(5, 50, (batch, tokens), generator=generator)}
+
+
+@pytest.mark.parametrize("record", [False, True], ids=["computed", "recorded"])
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("case", CASES)
+def test_engines_and_a_second_decomposition_agree(case, rule, record):
+    model, given, config = classifier(case), inputs(), DecompXConfig(bias=rule)
+    expected = reference.attribute(linearize(model, given), config)
+    found = {"forward": forward.attribute(linearize(model, given, record=record), config)}
+    if rule != "absdot":
+        found["adjoint"] = adjoint.attribute(linearize(model, given, record=record), config)
+    size = expected.scores.abs().max().item()
+    for result in found.values():
+        assert (result.scores - expected.scores).abs().max().item() <= ROUNDING * size
+    if record:
+        return
+    for item in range(2):
+        one = {name: value[item : item + 1] for name, value in given.items()}
+        scores, _ = naive.decompose(linearize(model, one), config)
+        tokens = scores[:-1] if rule == "bias_token" else scores
+        assert np.abs(tokens - expected.scores[item].numpy()).max() <= ROUNDING * size
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_scores_sum_to_the_logits_at_every_length(case):
+    model = classifier(case, seed=1)
+    for tokens in (1, 2, 13):
+        linearization = linearize(model, inputs(1, tokens))
+        result = forward.attribute(linearization, DecompXConfig())
+        rounding = IN_FLOAT32.get(case, ROUNDING)
+        assert result.gap.max().item() <= rounding * linearization.logits.abs().max().item()
+        assert linearization.max_gap <= rounding
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_all_layers_are_recorded(case):
+    dtype = torch.float32 if case in IN_FLOAT32 else torch.float64
+    linearization = linearize(classifier(case, dtype=dtype), inputs(), record=True)
+    assert linearization.recorded_layers == tuple(range(linearization.num_layers))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_weights_are_not_copied(case):
+    model = classifier(case)
+    storages = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    names = ("value_weight", "w_out", "b_out", "w_in", "b_in", "w_gate", "b_gate")
+    for layer in linearize(model, inputs()).layers():
+        for op in (op for sublayer in layer.sublayers for op in sublayer.ops):
+            for weight in (getattr(op, name, None) for name in names):
+                assert weight is None or weight.untyped_storage().data_ptr() in storages
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_replaced_linear_map_is_refused(case):
+    model = classifier(case)
+    maps = [
+        name
+        for name, module in model.named_modules()
+        if "weight" in module._parameters
+        and module.weight.ndim == 2
+        and any(part.isdigit() for part in name.split("."))
+    ]
+    assert len(maps) >= 8
+    for name in maps[:4]:
+        handle = model.get_submodule(name).register_forward_hook(lambda _m, _a, output: output * 1.01)
+        try:
+            with pytest.raises(UnsupportedModelError):
+                for _layer in linearize(model, inputs()).layers():
+                    pass
+        finally:
+            handle.remove()
