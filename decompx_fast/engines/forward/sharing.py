@@ -224,5 +224,5 @@ class ShareCollector:
 
 
 def _to(constant: Tensor | None, x: Tensor) -> Tensor | None:
-    """A constant in the dtype in which it is combined with ``x``."""
-    return None if constant is None else constant.to(wide(x.dtype))
+    """A constant in the dtype in which it is combined with ``x``, without gaps (biases may be stored in turns)."""
+    return None if constant is None else constant.to(wide(x.dtype)).contiguous()
