@@ -208,8 +208,8 @@ class Attention:
 
     Attributes:
         pattern: where the attention weights come from.
-        value_weight: what the model holds of ``W_V``: ``[d, (g v)]``, or ``[d, g', v']`` where it is stored in turns with
-            others, so that no view has two axes; see :attr:`w_value`.
+        value_weight: what the model holds of ``W_V``: ``[d, (g v)]``; or of three axes, the last two to be flattened,
+            where it is stored in turns with others, so that no view has two (:attr:`w_value`).
         b_value: ``[g v]`` or ``None``.
         w_out: ``[h v, d]``.
         b_out: ``[d]`` or ``None``.

@@ -83,7 +83,7 @@ def stored_map(module: nn.Module, features: int) -> tuple[Tensor, Tensor | None]
                 ways = [x @ matrix] if bias is None else [torch.addmm(bias, x, matrix), x @ matrix + bias]
                 try:
                     if any(_equal(module(x), way) for way in ways):
-                        return matrix, bias
+                        return matrix.detach(), None if bias is None else bias.detach()
                 except Exception:  # whatever it expects, it is no linear layer
                     return None
     return None

@@ -92,14 +92,15 @@ class _Recorded(Steps):
         return y
 
     def _output(self, map_: Affine, shape: torch.Size) -> Tensor:
-        """What the map's module gave in its one call on states of this shape (DeBERTa's also sees distances)."""
+        """What the map's module gave in its one call on states of this shape (DeBERTa's also sees distances), be it
+        with all positions on one axis."""
         found = () if map_.module is None else self._outputs.get(map_.module, ())
         if any(y is None for y in found):
             raise NotRecorded
-        fitting = [y for y in found if y is not None and y.shape[:-1] == shape]
+        fitting = [y for y in found if y is not None and y.shape[:-1] in (shape, (shape.numel(),))]
         if len(fitting) != 1:
             raise NotRecorded
-        return map_.of_output(fitting[0])
+        return map_.of_output(fitting[0].reshape(*shape, -1))
 
     def normalize(self, spec: NormSpec | ScaleSpec, x: Tensor) -> tuple[Norm, Tensor]:
         if isinstance(spec, ScaleSpec) or not spec.centre:

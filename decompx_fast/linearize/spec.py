@@ -464,8 +464,9 @@ def affine(module: nn.Module, name: str, features: int) -> Affine:
     """The map ``x W + b`` that a module computes on ``features`` inputs.
 
     A plain ``nn.Linear`` gives views on its parameters, and so do one in a wrapper that computes what it does and a
-    class of a project's own that multiplies by its ``weight`` as it stands (GPT-2's ``Conv1D``). Any other module (a linear layer with a low-rank adapter, say) is evaluated on the unit vectors, once for as long as
-    its answers stay the same, and accepted if it then proves to be affine.
+    class of a project's own that multiplies by its ``weight`` (GPT-2's ``Conv1D``). Any other module (a linear layer
+    with a low-rank adapter, say) is evaluated on the unit vectors, once for as long as its answers stay the same, and
+    accepted if it then proves to be affine.
 
     Args:
         module: in eval mode.
@@ -480,7 +481,7 @@ def affine(module: nn.Module, name: str, features: int) -> Affine:
     linear = module if plain else stand_in(module, nn.Linear, features)
     if not isinstance(linear, nn.Linear):
         stored = stored_map(module, features)
-        return _probe(module, name, features) if stored is None else Affine(*map(_detached, stored), module)
+        return _probe(module, name, features) if stored is None else Affine(*stored, module)
     weight = linear.weight
     if type(weight) not in (Tensor, nn.Parameter):
         raise UnsupportedModelError(
@@ -529,10 +530,6 @@ def convolution(module: nn.Module, name: str, activation: str) -> ConvolutionSpe
 def _vector(tensor: Tensor | None) -> Tensor | None:
     """Without autograd, and without the gaps that a row of a larger tensor may have."""
     return None if tensor is None else tensor.detach().contiguous()
-
-
-def _detached(tensor: Tensor | None) -> Any:
-    return None if tensor is None else tensor.detach()
 
 
 def _refuse_quantized(module: nn.Module, name: str) -> None:

@@ -8,7 +8,16 @@ from functools import partial
 from torch import Tensor
 
 from ...errors import UnsupportedModelError
-from ..spec import AttentionSpec, Context, FeedForwardSpec, InputLimits, LayerSpec, ModelSpec, SublayerSpec
+from ..spec import (
+    AttentionSpec,
+    Context,
+    FeedForwardSpec,
+    InputLimits,
+    LayerSpec,
+    ModelSpec,
+    Positions,
+    SublayerSpec,
+)
 from .decoder import decoder
 from .parts import Module, Parts, embedding_limits, rotary_positions
 
@@ -116,7 +125,7 @@ def falcon_attention(layer: Parts) -> AttentionSpec:
     """Of one map: all queries, then one key and value; or groups of queries, each with its key and value."""
     attention = layer["self_attention"]
     config, heads = attention.config, attention.num_heads
-    positions = rotary_positions
+    positions: Positions = rotary_positions
     if config.alibi:
         # The model adds it to the mask; without fused attention it adds it to the logits as well.
         once = attention.inv_norm_factor

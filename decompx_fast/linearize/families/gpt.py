@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..spec import LayerSpec, ModelSpec, SublayerSpec
+from ..spec import InputLimits, LayerSpec, ModelSpec, SublayerSpec
 from .decoder import decoder
 from .parts import Module, Parts, embedding_limits, paired_rotary_positions
 
@@ -65,7 +65,7 @@ def gptj_layer(layer: Parts) -> LayerSpec:
     return (SublayerSpec((attend, feed), pre_norm=layer.norm("ln_1")),)
 
 
-def _learned(model: Module):
+def _learned(model: Module) -> InputLimits:
     return embedding_limits(Parts(model, "", model.config.hidden_size).below("transformer"), "wte", "wpe", "wte")
 
 

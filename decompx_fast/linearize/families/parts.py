@@ -157,9 +157,10 @@ class Parts:
         if len(maps) == 1:
             q, k = heads * size // turns, kv_heads * size // turns
             maps = [maps[0].columns_of(start, stop, turns) for start, stop in ((0, q), (q, q + k), (q + k, q + 2 * k))]
+        query, key, value = maps
         scale = size**-0.5 if scale is None else scale
         inner = self.affine(out, heads * size)
-        return AttentionSpec(*maps, inner, heads, kv_heads, scale, causal, window, positions)
+        return AttentionSpec(query, key, value, inner, heads, kv_heads, scale, causal, window, positions)
 
     def network(
         self, into: str, out: str, activation: str, gate: str | None = None, norm: str | None = None
