@@ -54,16 +54,35 @@ MIXTURES: dict[str, tuple[str, dict]] = {
 }
 CASES = LLAMA_LIKE | MIXTURES
 
-#: Cases whose model computes its softmax in float32 whatever its dtype: it can be compared with no more closely.
-IN_FLOAT32 = {"gemma2"}
+#: The same for language models, some of which have no other heads.
+LANGUAGE_MODELS: dict[str, tuple[str, dict]] = {
+    "cohere": ("Cohere", {"use_qk_norm": True, "logit_scale": 0.3}),
+    "cohere2": ("Cohere2", WINDOW | {"layer_types": ["sliding_attention", "full_attention"], "logit_scale": 0.3}),
+    "gemma2": ("Gemma2", GEMMA2 | {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}),
+    "gemma3": ("Gemma3Text", GEMMA2),
+    "granite": (
+        "Granite",
+        {
+            "logits_scaling": 2.5,
+            "residual_multiplier": 0.4,
+            "embedding_multiplier": 1.7,
+            "attention_multiplier": 0.3,
+            "attention_bias": True,
+        },
+    ),
+    "olmoe": ("Olmoe", {"num_experts": 5, "num_experts_per_tok": 2, "norm_topk_prob": False}),
+} | {name: CASES[name] for name in ("llama", "glm4", "phi3", "qwen2", "qwen2_moe", "gpt_oss")}
+
+#: Cases whose model computes its softmax or rotates in float32 whatever its dtype: it can be compared with no more closely.
+IN_FLOAT32 = {"gemma2", "cohere", "cohere2"}
 
 
 def decoder(case: str, task: str = "SequenceClassification", seed: int = 0, dtype=torch.float64, **options):
     """In eval mode; every weight random, no bias zero and no norm weight one. In float64 norms compute in it too."""
-    name, own = CASES[case]
+    name, own = (LANGUAGE_MODELS if task == "CausalLM" else CASES)[case]
     generator = torch.Generator().manual_seed(seed)
     config = getattr(transformers, f"{name}Config")(**(COMMON | own | options))
-    cls = getattr(transformers, f"{name.removesuffix('Text') if task == 'CausalLM' else name}For{task}")
+    cls = getattr(transformers, f"{name.removesuffix('Text') if task == 'CausalLM' else name}For{task}")  # Gemma 3
     model = cls._from_config(config, experts_implementation="eager").to(dtype).eval()
     with torch.no_grad():
         for path, parameter in model.named_parameters():

@@ -86,7 +86,7 @@ def head_step(step: HeadStep, rows: Tensor, config: DecompXConfig, rule: Rule) -
 def head_piece(step: HeadStep, config: DecompXConfig) -> tuple[Tensor, Tensor | None]:
     """The slope of a step's activation, and its intercept or ``None``; ``[b, r, c]``."""
     assert step.activation is not None
-    approximation = config.tanh if step.activation == "tanh" else config.activation
+    approximation = config.tanh if step.activation.startswith(("tanh", "softcap")) else config.activation
     return linear_piece(get_activation(step.activation), step.preactivation, approximation)
 
 

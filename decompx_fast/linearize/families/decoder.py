@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 
+import torch
 from torch import Tensor
 
 from ..spec import InputLimits, LayerSpec, ModelSpec, NormSpec
@@ -17,6 +19,17 @@ def without_padding(model: Module, inputs: Mapping[str, Tensor]) -> None:
     if model.config.pad_token_id is None:
         model.config = copy.copy(model.config)  # the copy's alone, not the user's
         model.config.pad_token_id = -1  # no token has this number
+
+
+def last_token(model: Module) -> int | Callable[[Mapping[str, Tensor]], Tensor]:
+    """What a classifier reads, as transformers finds it: the rightmost token that is not the padding token."""
+    padding = model.config.get_text_config().pad_token_id
+    return -1 if padding is None else partial(_rightmost, padding=padding)
+
+
+def _rightmost(inputs: Mapping[str, Tensor], padding: int) -> Tensor:
+    kept = (inputs["input_ids"] != padding).long()
+    return (kept * torch.arange(kept.shape[1], device=kept.device)).argmax(-1)
 
 
 def decoder(
@@ -48,7 +61,7 @@ def decoder(
         describe_layer,
         (parts.step("score", features=features),),
         limits,
-        read=-1,
+        read=last_token(model),
         final_norm=None if norm is None else (parts[norm], read_norm(parts, norm)),
         in_float32=in_float32,
     )

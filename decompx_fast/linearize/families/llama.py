@@ -6,7 +6,7 @@ meet, and in a few numbers. Which is which says :class:`Kind`; one function read
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -18,6 +18,7 @@ from ..spec import (
     AttentionSpec,
     Context,
     FeedForwardSpec,
+    HeadStepSpec,
     InputLimits,
     LayerSpec,
     ModelSpec,
@@ -27,7 +28,8 @@ from ..spec import (
     SublayerSpec,
 )
 from .decoder import decoder
-from .parts import Module, Parts, embedding_limits, paired_rotary_positions, rotary_positions
+from .heads import BARE, SPANS, HeadKind, linear, with_head
+from .parts import Module, Parts, embedding_limits, model_spec, paired_rotary_positions, rotary_positions
 
 #: Which numbers of a head are rotated together: those of its two halves, or neighbours.
 Rotate = Callable[[Tensor, Tensor, Context], tuple[Tensor, Tensor, None]]
@@ -173,23 +175,81 @@ def llama_layer(layer: Parts, kind: Kind) -> LayerSpec:
     return SublayerSpec((attend,), before[0], after[0]), SublayerSpec(feed, before[1], after[1])
 
 
-def limits(model: Module) -> InputLimits:
-    """What the model has embeddings for: positions are computed."""
-    parts = Parts(model, "", model.config.hidden_size)
-    return embedding_limits(parts.below("model"), "embed_tokens", most=model.config.max_position_embeddings)
-
-
 def classifier(model: Module, kind: Kind) -> ModelSpec:
-    """``score`` on the last token; norms compute in float32 whatever the model does."""
+    """``score`` on the last token that is no padding; norms compute in float32 whatever the model does."""
     return decoder(
         model,
         "model.layers",
         partial(llama_layer, kind=kind),
         norm="model.norm",
         read_norm=kind.norm,
-        limits=limits(model),
+        limits=_limits(Parts(model, "", model.config.hidden_size).below("model")),
         in_float32=True,
     )
+
+
+def _limits(body: Parts) -> InputLimits:
+    """What a model has embeddings for: positions are computed."""
+    return embedding_limits(body, "embed_tokens", most=body["config"].max_position_embeddings)
+
+
+def with_outputs(model: Module, kind: Kind, head: HeadKind) -> ModelSpec:
+    """The layers with a head on each position, or none: then the model is the layers alone."""
+    parts = Parts(model, "", model.config.hidden_size)
+    path = None if head is BARE else model.base_model_prefix
+    body = parts if path is None else parts.below(path)
+    spec = model_spec(
+        [body.below(f"layers.{number}") for number in range(len(body["layers"]))],
+        partial(llama_layer, kind=kind),
+        (),
+        _limits(body),
+        final_norm=(body["norm"], kind.norm(body, "norm")),
+        in_float32=True,
+    )
+    return with_head(spec, parts, head, path)
+
+
+def _vocabulary(parts: Parts) -> tuple[HeadStepSpec, ...]:
+    """``lm_head``; what multiplies its outputs multiplies its inputs here, since it has no bias."""
+    factor, cap = _factor(parts["config"]), getattr(parts["config"], "final_logit_softcapping", None)
+    step = parts.step("lm_head", None if cap is None else f"softcap:{cap}")
+    if factor == 1:
+        return (step,)
+    if step.map is not None and step.map.bias is not None:
+        raise UnsupportedModelError(f"the outputs of lm_head are multiplied by {factor}, and it has a bias")
+    return HeadStepSpec(norm=ScaleSpec(factor)), step
+
+
+def _factor(config: Module) -> float:
+    """Of the logits: Granite divides them, Cohere multiplies them."""
+    return float(getattr(config, "logit_scale", None) or 1) / float(getattr(config, "logits_scaling", None) or 1)
+
+
+def _logits(model: Module, rows: Tensor) -> Tensor:
+    logits: Tensor = model.lm_head(rows)
+    factor, cap = _factor(model.config), getattr(model.config, "final_logit_softcapping", None)
+    logits = logits if factor == 1 else logits * factor
+    return logits if cap is None else torch.tanh(logits / cap) * cap
+
+
+HEADS: dict[str, Callable[..., ModelSpec]] = {
+    "CausalLM": partial(with_outputs, head=HeadKind(_vocabulary, _logits)),
+    "SequenceClassification": classifier,
+    "TokenClassification": partial(with_outputs, head=linear("score")),
+    "QuestionAnswering": partial(with_outputs, head=SPANS),
+}
+
+#: Which of these transformers has: of most families all, of some all but the last, and so on.
+LANGUAGE, CLASSES, TOKENS, ALL = (tuple(HEADS)[:count] for count in range(1, 5))
+
+
+def families(kinds: Mapping[str, tuple[Kind, Sequence[str]]]) -> dict[str, Callable[[Module], ModelSpec]]:
+    """The descriptions by the names of classes: of each family the layers alone, and with each of its heads."""
+    found: dict[str, Callable[[Module], ModelSpec]] = {}
+    for name, (kind, tasks) in kinds.items():
+        found[f"{name}Model"] = partial(with_outputs, kind=kind, head=BARE)
+        found |= {f"{name}For{task}": partial(HEADS[task], kind=kind) for task in tasks}
+    return found
 
 
 LLAMA = Kind()
@@ -209,23 +269,23 @@ GEMMA3 = replace(GEMMA2, capped=False)
 GLM = Kind(rotate=neighbours)
 GLM4 = Kind(rotate=neighbours, after=("post_self_attn_layernorm", "post_mlp_layernorm"))
 
-#: Of each family, by how its classes in transformers begin.
-KINDS: dict[str, Kind] = {
-    "Gemma": GEMMA,
-    "Gemma2": GEMMA2,
-    "Gemma3Text": GEMMA3,
-    "Glm": GLM,
-    "Glm4": GLM4,
-    "Llama": LLAMA,
-    "Mistral": MISTRAL,
-    "Olmo": OLMO,
-    "Olmo2": OLMO2,
-    "Phi3": MISTRAL,
-    "Qwen2": LLAMA,
-    "Qwen3": LLAMA,
-    "SmolLM3": LLAMA,
-}
-
-FAMILIES: dict[str, Callable[[Module], ModelSpec]] = {
-    f"{name}ForSequenceClassification": partial(classifier, kind=kind) for name, kind in KINDS.items()
-}
+FAMILIES = families(
+    {
+        "Cohere": (COHERE, LANGUAGE),
+        "Cohere2": (COHERE2, LANGUAGE),
+        "Gemma": (GEMMA, TOKENS),
+        "Gemma2": (GEMMA2, TOKENS),
+        "Gemma3Text": (GEMMA3, ["SequenceClassification"]),
+        "Glm": (GLM, TOKENS),
+        "Glm4": (GLM4, TOKENS),
+        "Granite": (LLAMA, LANGUAGE),
+        "Llama": (LLAMA, ALL),
+        "Mistral": (MISTRAL, ALL),
+        "Olmo": (OLMO, CLASSES),
+        "Olmo2": (OLMO2, CLASSES),
+        "Phi3": (MISTRAL, TOKENS),
+        "Qwen2": (LLAMA, ALL),
+        "Qwen3": (LLAMA, ALL),
+        "SmolLM3": (LLAMA, ALL),
+    }
+) | {"Gemma3ForCausalLM": partial(HEADS["CausalLM"], kind=GEMMA3)}

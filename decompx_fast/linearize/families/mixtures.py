@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from ..spec import Affine, FeedForwardSpec, ModelSpec, OpSpec, RoutedSpec, stored
-from .llama import LLAMA, MISTRAL, Kind, classifier, gated_network, halves_once
-from .parts import Module, Parts
+from ..spec import Affine, FeedForwardSpec, OpSpec, RoutedSpec, stored
+from .llama import ALL, LANGUAGE, LLAMA, MISTRAL, TOKENS, families, gated_network, halves_once
+from .parts import Parts
 
 
 def by_softmax(logits: Tensor, chosen: Tensor | None, *, top: int, normed: bool) -> tuple[Tensor, Tensor]:
@@ -79,26 +78,22 @@ def clamped_mixture(layer: Parts, path: str) -> tuple[OpSpec, ...]:
         )
         for both, out, both_bias, out_bias in zip(*weights, *biases, strict=True)
     ]
-    logits = Affine(*(stored(router, parameter, f"{block.name}.router") for parameter in ("weight", "bias")))
-    logits = replace(logits, weight=logits.weight.t())
+    weight, bias = (stored(router, parameter, f"{block.name}.router") for parameter in ("weight", "bias"))
     route = partial(by_softmax_of_chosen, top=router.top_k)
-    return (RoutedSpec(logits, tuple(found), route, router.top_k, router),)
+    return (RoutedSpec(Affine(weight.t(), bias), tuple(found), route, router.top_k, router),)
 
 
 MIXTRAL = replace(MISTRAL, network=partial(mixture, normed=True))
-QWEN2_MOE = replace(LLAMA, network=mixture)
-QWEN3_MOE = replace(LLAMA, network=mixture)
+QWEN_MOE = replace(LLAMA, network=mixture)
 OLMOE = replace(LLAMA, network=mixture, joined_norms=True)
 GPT_OSS = replace(LLAMA, network=clamped_mixture, rotate=halves_once)
 
-#: Of each family, by how its classes in transformers begin.
-KINDS: dict[str, Kind] = {
-    "GptOss": GPT_OSS,
-    "Mixtral": MIXTRAL,
-    "Qwen2Moe": QWEN2_MOE,
-    "Qwen3Moe": QWEN3_MOE,
-}
-
-FAMILIES: dict[str, Callable[[Module], ModelSpec]] = {
-    f"{name}ForSequenceClassification": partial(classifier, kind=kind) for name, kind in KINDS.items()
-}
+FAMILIES = families(
+    {
+        "GptOss": (GPT_OSS, TOKENS),
+        "Mixtral": (MIXTRAL, ALL),
+        "Olmoe": (OLMOE, LANGUAGE),
+        "Qwen2Moe": (QWEN_MOE, ALL),
+        "Qwen3Moe": (QWEN_MOE, ALL),
+    }
+)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
@@ -31,6 +31,9 @@ from ..spec import (
     plain_norm,
     rms_norm,
 )
+
+#: What a head reads by itself, as :class:`..spec.ModelSpec` has it.
+Read = int | Literal["mean", "each"] | Callable[[Mapping[str, Tensor]], Tensor]
 
 #: A module of transformers: what parts it has is known only when it runs.
 Module = Any
@@ -193,7 +196,7 @@ def model_spec(
     head: tuple[HeadStepSpec, ...],
     limits: InputLimits,
     *,
-    read: int | Literal["mean"] = 0,
+    read: Read = 0,
     final_norm: tuple[nn.Module, NormSpec] | None = None,
     in_float32: bool = False,
 ) -> ModelSpec:
