@@ -73,7 +73,7 @@ LANGUAGE_MODELS: dict[str, tuple[str, dict]] = {
     "olmoe": ("Olmoe", {"num_experts": 5, "num_experts_per_tok": 2, "norm_topk_prob": False}),
 } | {name: CASES[name] for name in ("llama", "glm4", "phi3", "qwen2", "qwen2_moe", "gpt_oss")}
 
-#: Cases whose model computes its softmax or rotates in float32 whatever its dtype: it can be compared with no more closely.
+#: Cases whose model computes its softmax or rotates in float32 whatever its dtype: they are compared no more closely.
 IN_FLOAT32 = {"gemma2", "cohere", "cohere2"}
 
 

@@ -200,6 +200,8 @@ class Naive:
             out = np.zeros_like(x)
             for part in op.parts:
                 for number, i in enumerate(part.at.tolist()):
+                    if i >= len(x):  # of another input
+                        continue
                     only = slice(number, number + 1)
                     constants = {name: value[:, only] for name, value in part.network.constants.items()}
                     network = part.network.replace_constants(constants)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..config import DecompXConfig
@@ -32,6 +32,7 @@ class ModelShape:
         taps: how many tokens a convolution of the embedding reads at a position; 0 without one.
         routed: whether positions choose among networks; then ``networks`` are those that one of them goes through.
         shifted: whether a number is added to what gates multiply, so that gates are decomposed too.
+        biased: whether there are biases to share among the sources.
     """
 
     layers: int
@@ -54,6 +55,7 @@ class ModelShape:
     taps: int = 0
     routed: bool = False
     shifted: bool = False
+    biased: bool = True
 
     @classmethod
     def from_linearization(
@@ -72,7 +74,8 @@ class ModelShape:
         Args:
             spec: a :class:`decompx_fast.linearize.spec.ModelSpec`.
         """
-        return _read(spec.layers, len(spec.layers), spec.width, spec.classes, spec.read == "mean")
+        shape = _read(spec.layers, len(spec.layers), spec.width, spec.classes, spec.read == "mean")
+        return replace(shape, biased=spec.has_bias)
 
     def keeps_branch(self, config: DecompXConfig) -> bool:
         """Whether what an attention gives must be kept beside the state, all of it."""

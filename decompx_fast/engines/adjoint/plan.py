@@ -123,6 +123,7 @@ class AdjointPlan(PlanText):
         together = f", {self.at_once} at once" if self.at_once < self.directions else ""
         return (
             ("engine", "adjoint: the decomposed state is not formed"),
+            *(() if self.shape.biased else (("biases", "none, so that every rule gives the same scores"),)),
             ("input", f"{self.batch} x {self.n} tokens in {str(self.dtype).removeprefix('torch.')}"),
             ("directions", f"{self.directions}{together}"),
             ("peak", f"{gib(self.peak_bytes)} of tensors beside the model"),
