@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import llama_like
 import naive
 import numpy as np
 import pytest
@@ -130,7 +131,8 @@ def inputs(case: str, batch: int = 2, tokens: int = 11) -> dict[str, torch.Tenso
 
 
 def test_every_architecture_has_a_case():
-    covered = {f"{name}ForSequenceClassification" for name, _ in (*CASES.values(), *test_decoders.CASES.values())}
+    cases = (*CASES.values(), *test_decoders.CASES.values(), *llama_like.CASES.values())
+    covered = {f"{name}ForSequenceClassification" for name, _ in cases}
     classifiers = {name for name in supported_architectures() if name.endswith("ForSequenceClassification")}
     assert covered == classifiers
 

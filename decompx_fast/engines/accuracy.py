@@ -17,7 +17,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..linearize.layer import Attention, Convolution, FeedForward, Linearization, LinearizedLayer, Norm, Sublayer
+from ..linearize.layer import Attention, FeedForward, Linearization, LinearizedLayer, Norm, Sublayer
 from .attribution import Attribution
 
 #: An estimate of this share of the largest score is worth a warning. Half precisions are chosen by who can do with an
@@ -98,7 +98,7 @@ def _norms(sublayer: Sublayer) -> list[tuple[Norm, Tensor]]:
     found = [(norm, size) for norm in before if norm is not None]
     if sublayer.post_norm is not None:
         for op in sublayer.ops:
-            if not isinstance(op, Convolution) and op.b_out is not None and sublayer.out_norm is None:
+            if isinstance(op, (Attention, FeedForward)) and op.b_out is not None and sublayer.out_norm is None:
                 size = size + op.b_out.square().mean().sqrt()
         found.append((sublayer.post_norm, size))
     return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..config import DecompXConfig
@@ -30,6 +30,9 @@ class ModelShape:
         reads_all: whether the head reads the mean of all positions.
         least_kv_heads: of the attention that has the fewest; 0 where all have as many.
         taps: how many tokens a convolution of the embedding reads at a position; 0 without one.
+        routed: whether positions choose among networks; then ``networks`` are those that one of them goes through.
+        shifted: whether a number is added to what gates multiply, so that gates are decomposed too.
+        biased: whether there are biases to share among the sources.
     """
 
     layers: int
@@ -50,6 +53,9 @@ class ModelShape:
     reads_all: bool = False
     least_kv_heads: int = 0
     taps: int = 0
+    routed: bool = False
+    shifted: bool = False
+    biased: bool = True
 
     @classmethod
     def from_linearization(
@@ -68,11 +74,16 @@ class ModelShape:
         Args:
             spec: a :class:`decompx_fast.linearize.spec.ModelSpec`.
         """
-        return _read(spec.layers, len(spec.layers), spec.width, spec.classes, spec.read == "mean")
+        shape = _read(spec.layers, len(spec.layers), spec.width, spec.classes, spec.read == "mean")
+        return replace(shape, biased=spec.has_bias)
 
     def keeps_branch(self, config: DecompXConfig) -> bool:
         """Whether what an attention gives must be kept beside the state, all of it."""
         return (self.branches and config.ffn) or (self.normed_branches and config.ln1)
+
+    def opens_gates(self, config: DecompXConfig) -> bool:
+        """Whether gates are decomposed, and not only frozen."""
+        return self.gated and (self.shifted or config.gate == "half")
 
 
 def form_refusal(sublayers: Sequence[Any]) -> str | None:
@@ -80,7 +91,9 @@ def form_refusal(sublayers: Sequence[Any]) -> str | None:
     if len(sublayers) != 2 or any(len(s.ops) != 1 or s.pre_norm or s.out_norm for s in sublayers):
         return "its layers are not an attention and a network, each with a norm after the residual only"
     attention, network = (s.ops[0] for s in sublayers)
-    if attention.kind != "attention" or network.kind != "ffn" or _is_gated(network) or network.norm is not None:
+    if attention.kind != "attention" or network.kind != "ffn" or _is_routed(network):
+        return "its layers are not an attention and then a plain network"
+    if _is_gated(network) or network.norm is not None:
         return "its layers are not an attention and then a plain network"
     return None
 
@@ -88,9 +101,8 @@ def form_refusal(sublayers: Sequence[Any]) -> str | None:
 def _read(layers: Sequence[Sequence[Any]], n_layers: int, d: int, classes: int, reads_all: bool) -> ModelShape:
     sublayers = [sublayer for layer in layers for sublayer in layer]
     ops = [op for sublayer in sublayers for op in sublayer.ops]
-    attentions, networks, convolutions = (
-        [op for op in ops if op.kind == kind] for kind in ("attention", "ffn", "convolution")
-    )
+    attentions, convolutions = ([op for op in ops if op.kind == kind] for kind in ("attention", "convolution"))
+    networks = [network for op in ops for network in _networks(op)]
     masks = [getattr(op, "pattern", op) for op in attentions]
     attending = [s for s in sublayers if any(op.kind == "attention" for op in s.ops)]
     return ModelShape(
@@ -101,7 +113,7 @@ def _read(layers: Sequence[Sequence[Any]], n_layers: int, d: int, classes: int, 
         kv_heads=max((op.kv_heads for op in attentions), default=1),
         head_size=max((_value_size(op) // op.heads for op in attentions), default=1),
         classes=classes,
-        networks=max(sum(op.kind == "ffn" for s in layer for op in s.ops) for layer in layers),
+        networks=max(sum(_active(op) for s in layer for op in s.ops) for layer in layers),
         gated=any(map(_is_gated, networks)),
         pre_norm=any(s.pre_norm is not None for s in sublayers) or any(op.norm is not None for op in networks),
         masked=any(mask.causal or mask.window is not None for mask in masks),
@@ -112,10 +124,28 @@ def _read(layers: Sequence[Sequence[Any]], n_layers: int, d: int, classes: int, 
         reads_all=reads_all,
         least_kv_heads=_least([op.kv_heads for op in attentions]),
         taps=max((op.weight.shape[2] for op in convolutions), default=0),
+        routed=any(_is_routed(op) for op in ops),
+        shifted=any(network.shift for network in networks),
     )
 
 
-# A linearised operation holds `w_in`, `w_out`, a specified one `into`, `out`.
+# A linearised operation holds `w_in`, `w_out`, a specified one `into`, `out`; networks that positions choose among are
+# in the `parts` of a linearised one, and are the `experts` of a specified one.
+
+
+def _is_routed(op: Any) -> bool:
+    return hasattr(op, "active")
+
+
+def _active(op: Any) -> int:
+    """How many networks a position goes through."""
+    return op.active if _is_routed(op) else int(op.kind == "ffn")
+
+
+def _networks(op: Any) -> list[Any]:
+    if not _is_routed(op):
+        return [op] if op.kind == "ffn" else []
+    return list(op.experts) if hasattr(op, "experts") else [part.network for part in op.parts]
 
 
 def _value_size(op: Any) -> int:

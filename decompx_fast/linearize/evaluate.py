@@ -26,6 +26,8 @@ from .layer import (
     LinearizedLayer,
     Norm,
     Op,
+    Routed,
+    RoutedPart,
     Sublayer,
     WholeMap,
 )
@@ -40,7 +42,10 @@ from .spec import (
     LayerSpec,
     NormSpec,
     OpSpec,
+    RoutedSpec,
+    ScaleSpec,
     SublayerSpec,
+    choice_name,
 )
 from .terms import MEAN_OUTPUT, Reading, Terms, arrange
 
@@ -52,8 +57,11 @@ class Steps:
         """``x W + b``; ``[b, i, d_in]`` to ``[b, i, d_out]``."""
         return map_.to(x.dtype)(x)
 
-    def normalize(self, spec: NormSpec, x: Tensor) -> tuple[Norm, Tensor]:
+    def normalize(self, spec: NormSpec | ScaleSpec, x: Tensor) -> tuple[Norm, Tensor]:
         """A norm with its statistics at ``x`` ``[b, i, d]``, and its output."""
+        if isinstance(spec, ScaleSpec):
+            norm = Norm(x.new_full(x.shape[:-1], 1 / spec.factor), None, None, centre=False)
+            return norm, norm.linear(x)
         second_moment = x.var(-1, unbiased=False) if spec.centre else x.square().mean(-1)
         weight = None if spec.weight is None else spec.weight.to(x.dtype)
         bias = None if spec.bias is None else spec.bias.to(x.dtype)
@@ -244,7 +252,7 @@ def _with_norm(op: Op, norm: Norm | None) -> Op:
     return replace(op, norm=norm) if isinstance(op, FeedForward) and norm is not None else op
 
 
-def _linearize_norm(spec: NormSpec | None, x: Tensor, steps: Steps) -> tuple[Norm | None, Tensor]:
+def _linearize_norm(spec: NormSpec | ScaleSpec | None, x: Tensor, steps: Steps) -> tuple[Norm | None, Tensor]:
     return (None, x) if spec is None else steps.normalize(spec, x)
 
 
@@ -264,8 +272,13 @@ def _(op: Attention, spec: AttentionSpec, u: Tensor, steps: Steps) -> Tensor:
 
 @_branch.register
 def _(op: FeedForward, spec: FeedForwardSpec, u: Tensor, steps: Steps) -> Tensor:
-    hidden = steps.activate(op.activation, op.preactivation)
-    return steps.multiply(spec.out, hidden if op.value is None else hidden * op.value)
+    hidden, value = steps.activate(op.activation, op.preactivation), op.gated()
+    return steps.multiply(spec.out, hidden if value is None else hidden * (value + op.shift))
+
+
+@_branch.register
+def _(op: Routed, spec: RoutedSpec, u: Tensor, steps: Steps) -> Tensor:
+    return op(u)
 
 
 @_branch.register
@@ -286,7 +299,8 @@ def _(spec: AttentionSpec, u: Tensor, start: Tensor, context: Context, steps: St
     bias = None
     if spec.positions is not None:
         query, key, bias = spec.positions(query, key, context)
-    pattern = AttentionPattern(query, key, spec.scale, spec.causal, spec.window, bias)
+    sink = None if spec.sink is None else spec.sink.to(u.dtype)
+    pattern = AttentionPattern(query, key, spec.scale, spec.causal, spec.window, bias, spec.softcap, sink)
     value, out = spec.value.to(u.dtype), spec.out.to(u.dtype)
     return Attention(pattern, value.weight, value.vector, out.weight, out.bias, spec.heads, spec.kv_heads)
 
@@ -299,7 +313,23 @@ def _(spec: FeedForwardSpec, u: Tensor, start: Tensor, context: Context, steps: 
         return FeedForward(into.weight, into.bias, out.weight, out.bias, name, steps.multiply(spec.into, u))
     gate = spec.gate.to(u.dtype)
     zeta, value = steps.multiply(spec.gate, u), steps.multiply(spec.into, u)
-    return FeedForward(into.weight, into.bias, out.weight, out.bias, name, zeta, gate.weight, gate.bias, value=value)
+    weights = (into.weight, into.bias, out.weight, out.bias)
+    return FeedForward(*weights, name, zeta, gate.weight, gate.bias, value, limit=spec.limit, shift=spec.shift)
+
+
+@_linearize_op.register
+def _(spec: RoutedSpec, u: Tensor, start: Tensor, context: Context, steps: Steps) -> Routed:
+    flat = u.flatten(0, 1)  # [r, d]
+    given = None if spec.chooser is None else context.get(choice_name(spec.chooser))
+    weights, chosen = spec.route(steps.multiply(spec.router, u).flatten(0, 1), given)  # [r, k]
+    parts = []
+    for number in chosen.unique().tolist():
+        at, rank = torch.nonzero(chosen == number, as_tuple=True)
+        # No module tells what an expert multiplied, so its products are computed from its weights.
+        network = _linearize_op(spec.experts[number], flat[at].unsqueeze(0), start, context, COMPUTED)
+        assert isinstance(network, FeedForward)
+        parts.append(RoutedPart(network, at, weights[at, rank].to(u.dtype)))
+    return Routed(tuple(parts), spec.active, len(flat))
 
 
 @_linearize_op.register

@@ -24,6 +24,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from weakref import WeakKeyDictionary
 
 import torch
@@ -33,7 +34,18 @@ from torch import Tensor, nn
 from .evaluate import Steps, linearize_layer
 from .layer import KEEP_BYTES, LinearizedLayer, Norm, Shelf
 from .private_copy import original
-from .spec import Affine, AttentionSpec, Context, ConvolutionSpec, FeedForwardSpec, LayerSpec, NormSpec
+from .spec import (
+    Affine,
+    AttentionSpec,
+    Context,
+    ConvolutionSpec,
+    FeedForwardSpec,
+    LayerSpec,
+    NormSpec,
+    RoutedSpec,
+    ScaleSpec,
+    networks_of,
+)
 
 #: Random directions of the check.
 DIRECTIONS = 8
@@ -90,8 +102,8 @@ class _Recorded(Steps):
             raise NotRecorded
         return map_.of_output(fitting[0].reshape(*shape, -1))
 
-    def normalize(self, spec: NormSpec, x: Tensor) -> tuple[Norm, Tensor]:
-        if not spec.centre:
+    def normalize(self, spec: NormSpec | ScaleSpec, x: Tensor) -> tuple[Norm, Tensor]:
+        if isinstance(spec, ScaleSpec) or not spec.centre:
             return super().normalize(spec, x)
         weight = None if spec.weight is None else spec.weight.to(x.dtype)
         bias = None if spec.bias is None else spec.bias.to(x.dtype)
@@ -236,17 +248,21 @@ def _maps(layer: LayerSpec) -> Iterator[Affine]:
         for op in sublayer.ops:
             if isinstance(op, AttentionSpec):
                 yield from (op.query, op.key, op.value, op.out)
-            elif isinstance(op, FeedForwardSpec):
-                yield from (map_ for map_ in (op.into, op.out, op.gate) if map_ is not None)
+            elif isinstance(op, RoutedSpec):
+                yield op.router
+            for network in networks_of(op):
+                yield from (map_ for map_ in (network.into, network.out, network.gate) if map_ is not None)
 
 
 def _weights(layer: LayerSpec) -> Iterator[Tensor]:
-    norms = [norm for part in layer for norm in (part.pre_norm, part.out_norm, part.post_norm)]
-    norms += [op.norm for part in layer for op in part.ops if isinstance(op, FeedForwardSpec)]
+    every = [norm for part in layer for norm in (part.pre_norm, part.out_norm, part.post_norm)]
+    every += [op.norm for part in layer for op in part.ops if isinstance(op, FeedForwardSpec)]
+    norms = [norm for norm in every if isinstance(norm, NormSpec)]
+    sinks = [op.sink for part in layer for op in part.ops if isinstance(op, AttentionSpec)]
     found: list[tuple[Tensor | None, Tensor | None]] = [(map_.weight, map_.bias) for map_ in _maps(layer)]
-    found += [(norm.weight, norm.bias) for norm in norms if norm is not None]
+    found += [(norm.weight, norm.bias) for norm in norms]
     found += [(op.weight, op.bias) for part in layer for op in part.ops if isinstance(op, ConvolutionSpec)]
-    yield from (tensor for pair in found for tensor in pair if tensor is not None)
+    yield from (tensor for tensor in (*sinks, *chain.from_iterable(found)) if tensor is not None)
 
 
 def _sketch(state: Tensor) -> Tensor:

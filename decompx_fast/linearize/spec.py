@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -107,6 +108,14 @@ class NormSpec:
     centre: bool = True
 
 
+@dataclass(frozen=True)
+class ScaleSpec:
+    """A multiplication by a number, in the place of a norm: a norm whose statistics are the same for every input."""
+
+    factor: float
+    bias: ClassVar[None] = None
+
+
 #: What a layer's module was called with besides the hidden state, by the names of its parameters.
 Context = Mapping[str, Any]
 
@@ -126,10 +135,11 @@ class AttentionSpec:
         query, key, value, out: the projections.
         heads, kv_heads: their numbers.
         scale: the factor of the logits.
-        causal, window: as for :class:`.layer.AttentionPattern`.
+        causal, window, softcap: as for :class:`.layer.AttentionPattern`.
         positions: what the model does to queries and keys before they meet (rotary positions, norms), and what it adds
             to the logits (relative positions), or ``None``. Nothing that it does is decomposed: it changes the
             attention weights alone, and those are constants.
+        sink: ``[h]``, a logit of each head whose weight goes nowhere, or ``None``.
     """
 
     kind: ClassVar[str] = "attention"
@@ -144,13 +154,16 @@ class AttentionSpec:
     causal: bool = False
     window: int | None = None
     positions: Positions | None = None
+    softcap: float | None = None
+    sink: Tensor | None = None
 
 
 @dataclass(frozen=True)
 class FeedForwardSpec:
     """A feed-forward network; gated where ``gate`` is given.
 
-    Where it stands beside an attention, ``norm`` is its own, taken in place of the sublayer's ``pre_norm``.
+    Where it stands beside an attention, ``norm`` is its own, taken in place of the sublayer's ``pre_norm``. ``limit``
+    and ``shift`` are those of the value that the gate multiplies, as for :class:`.layer.FeedForward`.
     """
 
     kind: ClassVar[str] = "ffn"
@@ -160,6 +173,36 @@ class FeedForwardSpec:
     activation: str
     gate: Affine | None = None
     norm: NormSpec | None = None
+    limit: float | None = None
+    shift: float = 0.0
+
+
+#: From the logits of a router ``[r, e]``, and perhaps the numbers ``[r, k]`` of the networks that each position is sent
+#: to, to the weights and the numbers of these networks, both ``[r, k]``.
+Route = Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True)
+class RoutedSpec:
+    """Networks of which each position goes through a few, by the logits of a router.
+
+    Attributes:
+        router: ``[d, e]``.
+        experts: the networks.
+        route: who goes where, and with which weight.
+        active: how many networks a position is sent to.
+        chooser: a module whose last output, when the model runs it, is who goes where, ``[r, k]``: two logits that are
+            nearly the same may be told apart in one precision and not in another. ``None``: ``route`` decides.
+    """
+
+    kind: ClassVar[str] = "ffn"
+    norm: ClassVar[None] = None
+
+    router: Affine
+    experts: tuple[FeedForwardSpec, ...]
+    route: Route
+    active: int
+    chooser: nn.Module | None = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True)
@@ -182,7 +225,7 @@ class ConvolutionSpec:
 
 
 #: An operation as weights.
-OpSpec = AttentionSpec | FeedForwardSpec | ConvolutionSpec
+OpSpec = AttentionSpec | FeedForwardSpec | ConvolutionSpec | RoutedSpec
 
 
 @dataclass(frozen=True)
@@ -191,7 +234,7 @@ class SublayerSpec:
 
     ops: tuple[OpSpec, ...]
     pre_norm: NormSpec | None = None
-    out_norm: NormSpec | None = None
+    out_norm: NormSpec | ScaleSpec | None = None
     post_norm: NormSpec | None = None
 
 
@@ -204,7 +247,7 @@ class HeadStepSpec:
 
     map: Affine | None = None
     activation: str | None = None
-    norm: NormSpec | None = None
+    norm: NormSpec | ScaleSpec | None = None
 
 
 @dataclass(frozen=True)
@@ -271,13 +314,48 @@ class ModelSpec:
         op = self.layers[0][0].ops[0]
         if isinstance(op, ConvolutionSpec):
             return op.weight.shape[0]
+        if isinstance(op, RoutedSpec):
+            return op.router.weight.shape[0]
         return (op.value if isinstance(op, AttentionSpec) else op.into).weight.shape[0]
+
+    @property
+    def has_bias(self) -> bool:
+        """Whether any number is added between the embedding and the logits, so that there is something to share.
+
+        Biases of queries, keys and routers do not count: they change weights, which are constants.
+        """
+        parts = [part for layer in self.layers for part in layer]
+        norms = [norm for part in parts for norm in (part.pre_norm, part.out_norm, part.post_norm)]
+        norms += [op.norm for part in parts for op in part.ops if isinstance(op, FeedForwardSpec)]
+        norms += [step.norm for step in self.head]
+        maps = [step.map for step in self.head] + [map_ for part in parts for op in part.ops for map_ in value_maps(op)]
+        convolutions = [op for part in parts for op in part.ops if isinstance(op, ConvolutionSpec)]
+        return any(found is not None and found.bias is not None for found in chain(norms, maps, convolutions))
 
     @property
     def classes(self) -> int:
         """How many outputs the head gives."""
         maps = [step.map for step in self.head if step.map is not None]
         return maps[-1].weight.shape[1] if maps else self.width
+
+
+def choice_name(chooser: nn.Module) -> str:
+    """Under which name a layer's context has what a chooser chose in it."""
+    return f"choice of {id(chooser)}"
+
+
+def networks_of(op: OpSpec) -> tuple[FeedForwardSpec, ...]:
+    """The feed-forward networks of an operation, those that positions choose among included."""
+    if isinstance(op, RoutedSpec):
+        return op.experts
+    return (op,) if isinstance(op, FeedForwardSpec) else ()
+
+
+def value_maps(op: OpSpec) -> list[Affine | None]:
+    """The linear maps that what is decomposed goes through: not those of queries, keys and routers."""
+    if isinstance(op, AttentionSpec):
+        return [op.value, op.out]
+    return [map_ for network in networks_of(op) for map_ in (network.into, network.gate, network.out)]
 
 
 def _check_convolutions(layer: LayerSpec, index: int) -> None:
@@ -316,12 +394,27 @@ def layer_norm(module: nn.Module, name: str) -> NormSpec:
 
 
 def own_layer_norm(module: nn.Module, name: str) -> NormSpec:
-    """The parameters of a LayerNorm of a project's own class, ``(x - mean(x)) / sqrt(var(x) + eps) * weight + bias``.
+    """The parameters of a LayerNorm of a project's own class, ``(x - mean(x)) / sqrt(var(x) + eps) * weight + bias``;
+    perhaps without the bias.
 
     Raises:
         UnsupportedModelError: if it computes anything else.
     """
     return _norm_by_formula(module, name, "a LayerNorm", centre=True)
+
+
+def plain_norm(module: nn.Module, name: str, width: int, eps: float) -> NormSpec:
+    """A LayerNorm without parameters, ``(x - mean(x)) / sqrt(var(x) + eps)``.
+
+    Raises:
+        UnsupportedModelError: if it computes anything else.
+    """
+    x = torch.randn(2, 1, width, generator=torch.Generator("cpu").manual_seed(0), device="cpu")
+    expected = torch.nn.functional.layer_norm(x, (width,), eps=eps)
+    if next(module.parameters(), None) is not None:
+        raise _unsupported(name, module, "a LayerNorm without parameters")
+    _compare_norms(module(x), expected, name, module, "a LayerNorm without parameters")
+    return NormSpec(None, None, eps)
 
 
 def embedding_module(module: nn.Module, name: str) -> nn.Embedding:
@@ -340,30 +433,41 @@ def embedding_module(module: nn.Module, name: str) -> nn.Embedding:
 OWN_NORM_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-5}
 
 
-def rms_norm(module: nn.Module, name: str) -> NormSpec:
+def rms_norm(module: nn.Module, name: str, *, one_plus: bool = False) -> NormSpec:
     """The parameters of an RMSNorm, ``x / sqrt(mean_d(x^2) + eps) * weight``; each project has a class of its own.
+
+    Args:
+        module, name: as for :func:`affine`.
+        one_plus: whether the module keeps ``weight - 1``.
 
     Raises:
         UnsupportedModelError: if it computes anything else.
     """
-    return _norm_by_formula(module, name, "an RMSNorm", centre=False)
+    return _norm_by_formula(module, name, "an RMSNorm", centre=False, one_plus=one_plus)
 
 
-def _norm_by_formula(module: nn.Module, name: str, kind: str, *, centre: bool) -> NormSpec:
+def _norm_by_formula(module: nn.Module, name: str, kind: str, *, centre: bool, one_plus: bool = False) -> NormSpec:
     """The parameters of a norm of whatever class, if it computes what they say."""
     weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
     eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
-    if not isinstance(weight, Tensor) or not isinstance(eps, float) or isinstance(bias, Tensor) != centre:
+    biased = isinstance(bias, Tensor)
+    if not isinstance(weight, Tensor) or not isinstance(eps, float) or (biased and not centre):
         raise _unsupported(name, module, kind)
-    generator = torch.Generator("cpu").manual_seed(0)
-    x = torch.randn(2, 1, len(weight), generator=generator, device="cpu").to(weight)
+    dtype = weight.dtype
+    x = torch.randn(2, 1, *weight.shape, generator=torch.Generator("cpu").manual_seed(0), device="cpu").to(weight)
+    if one_plus:  # d numbers; in float32 at least, as the models add them, since half precisions would round the sum
+        weight = 1 + weight.to(torch.promote_types(dtype, torch.float32))
     centred = x - x.mean(-1, keepdim=True) if centre else x
     expected = centred / (centred.square().mean(-1, keepdim=True) + eps).sqrt() * weight
-    expected = expected if bias is None else expected + bias
-    gap = (module(x) - expected).abs().max() / expected.abs().max().clamp_min(1e-30)
-    if not gap <= OWN_NORM_TOLERANCE.get(weight.dtype, 2e-2):
+    expected = expected + bias if isinstance(bias, Tensor) else expected
+    _compare_norms(module(x), expected, name, module, kind)
+    return NormSpec(_vector(weight), _vector(bias) if biased else None, eps, centre)
+
+
+def _compare_norms(found: Tensor, expected: Tensor, name: str, module: nn.Module, kind: str) -> None:
+    gap = (found - expected).abs().max() / expected.abs().max().clamp_min(1e-30)
+    if not gap <= OWN_NORM_TOLERANCE.get(found.dtype, 2e-2):
         raise _unsupported(name, module, f"{kind} (it differs from one by {gap:.1e} of its size)")
-    return NormSpec(_vector(weight), _vector(bias), eps, centre)
 
 
 def affine(module: nn.Module, name: str, features: int) -> Affine:
@@ -395,6 +499,22 @@ def affine(module: nn.Module, name: str, features: int) -> Affine:
             "tensor: load the model in float32, float16 or bfloat16, whole on one device"
         )
     return Affine(weight.detach().t(), _vector(linear.bias), module)
+
+
+def stored(module: nn.Module, parameter: str, name: str) -> Tensor:
+    """A parameter of a module that is no linear layer of torch, such as the weights of all experts.
+
+    Raises:
+        UnsupportedModelError: if it is quantised, or no plain tensor.
+    """
+    _refuse_quantized(module, name)
+    found = getattr(module, parameter)
+    if type(found) not in (Tensor, nn.Parameter) or not found.is_floating_point():
+        raise UnsupportedModelError(
+            f"{name}.{parameter} is a {type(found).__name__}, not a plain tensor of floating-point numbers: load the "
+            "model in float32, float16 or bfloat16, whole on one device"
+        )
+    return found.detach()
 
 
 def convolution(module: nn.Module, name: str, activation: str) -> ConvolutionSpec:

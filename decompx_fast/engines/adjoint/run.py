@@ -37,6 +37,7 @@ from ...linearize.layer import (
     Linearization,
     LinearizedLayer,
     Norm,
+    Routed,
     Sublayer,
 )
 from ..accuracy import Conditioning
@@ -46,7 +47,7 @@ from ..dtype_range import finite
 from ..reach import Reach, active_ops, reach_after, reach_of_convolution
 from ..terms import Terms, largest_gap
 from .ledger import Ledger
-from .pullback import pull_attention, pull_convolution, pull_feed_forward, pull_head_step, pull_norm
+from .pullback import pull_attention, pull_convolution, pull_feed_forward, pull_head_step, pull_norm, pull_routed
 from .tape import Tape
 from .wanted import Wanted
 
@@ -269,7 +270,7 @@ def _pull_sublayer(
         ledger.carry(f"{kind}_residual", g, x[:, rows], rows)
         normed = sublayer.pre_norm.linear(x) if sublayer.pre_norm is not None and with_norms else x
     # Attention first: it reads all positions, and the others add to some of them.
-    for op in sorted(active_ops(sublayer, config), key=lambda op: isinstance(op, FeedForward)):
+    for op in sorted(active_ops(sublayer, config), key=lambda op: op.kind == FeedForward.kind):
         if isinstance(op, Attention):
             ledger.reach = None if reach is None else reach.through(op.pattern)
             part = pull_attention(op, branch, rows, ledger, value_bias_rides=value_bias_rides)
@@ -283,7 +284,8 @@ def _pull_sublayer(
             ledger.carry("convolution", part, op.embedding[:, tokens], tokens)
         else:
             ledger.reach = reach
-            part = pull_feed_forward(op, branch, rows, config, ledger)
+            pull_network = pull_routed if isinstance(op, Routed) else pull_feed_forward
+            part = pull_network(op, branch, rows, config, ledger)  # type: ignore[arg-type]
             own = op.norm if config.ln2 else None
             if x is not None:
                 read = normed if op.norm is None else x if own is None else own.linear(x)

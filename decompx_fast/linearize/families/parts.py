@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
@@ -28,8 +28,12 @@ from ..spec import (
     embedding_module,
     layer_norm,
     own_layer_norm,
+    plain_norm,
     rms_norm,
 )
+
+#: What a head reads by itself, as :class:`..spec.ModelSpec` has it.
+Read = int | Literal["mean", "each"] | Callable[[Mapping[str, Tensor]], Tensor]
 
 #: A module of transformers: what parts it has is known only when it runs.
 Module = Any
@@ -113,6 +117,14 @@ class Parts:
         """An RMSNorm."""
         return rms_norm(self[path], self._path(path))
 
+    def one_plus_norm(self, path: str) -> NormSpec:
+        """An RMSNorm that keeps its weight less one."""
+        return rms_norm(self[path], self._path(path), one_plus=True)
+
+    def plain_norm(self, path: str, eps: float = 1e-5) -> NormSpec:
+        """A LayerNorm without parameters."""
+        return plain_norm(self[path], self._path(path), self.width, eps)
+
     def activation(self, path: str) -> str:
         """An activation by its name."""
         return activation_name(self[path], self._path(path))
@@ -184,7 +196,7 @@ def model_spec(
     head: tuple[HeadStepSpec, ...],
     limits: InputLimits,
     *,
-    read: int | Literal["mean"] = 0,
+    read: Read = 0,
     final_norm: tuple[nn.Module, NormSpec] | None = None,
     in_float32: bool = False,
 ) -> ModelSpec:
