@@ -56,14 +56,12 @@ def _scaled_silu(name: str, beta: float) -> Activation:
     return Activation(name, lambda z: torch.sigmoid(beta * z), slope)
 
 
-def _softcap(name: str) -> Activation:
-    """``cap tanh(z / cap)``, called ``softcap:cap``: what keeps the logits of some language models in bounds."""
-    cap = float(name.partition(":")[2])
-    return Activation(name, lambda z: _tanh_theta(z / cap), lambda z: 1 - torch.tanh(z / cap) ** 2)
-
-
 def _step(z: Tensor) -> Tensor:
     return (z > 0).to(z.dtype)
+
+
+def _relu_squared_theta(z: Tensor) -> Tensor:
+    return z.clamp_min(0)
 
 
 def _tanh_theta(z: Tensor) -> Tensor:
@@ -77,6 +75,7 @@ ACTIVATIONS: dict[str, Activation] = {
     "gelu_tanh": Activation("gelu_tanh", _gelu_tanh_theta, _gelu_tanh_slope),
     "quick_gelu": _scaled_silu("quick_gelu", 1.702),
     "relu": Activation("relu", _step, _step),
+    "relu2": Activation("relu2", _relu_squared_theta, lambda z: 2 * z.clamp_min(0)),
     "silu": _scaled_silu("silu", 1.0),
     "tanh": Activation("tanh", _tanh_theta, lambda z: 1 - torch.tanh(z) ** 2),
 }
@@ -95,14 +94,38 @@ ALIASES: dict[str, str] = {
 }
 
 
+def _softcap(cap: float) -> Activation:
+    """``cap * tanh(z / cap)``."""
+    return Activation(f"softcap:{cap}", lambda z: _tanh_theta(z / cap), lambda z: 1 - torch.tanh(z / cap) ** 2)
+
+
+def _clamped_silu(beta: float, limit: float) -> Activation:
+    """``y sigmoid(beta y)`` of ``y = min(z, limit)``."""
+    inner = _scaled_silu("", beta)
+
+    def theta(z: Tensor) -> Tensor:
+        least = z.clamp_max(limit)
+        return inner.theta(least) * torch.where(z > limit, limit / z, torch.ones_like(z))
+
+    def slope(z: Tensor) -> Tensor:
+        return torch.where(z > limit, torch.zeros_like(z), inner.slope(z))
+
+    return Activation(f"clamped_silu:{beta}:{limit}", theta, slope)
+
+
+#: Activations that have numbers of their own, which follow their name: ``"softcap:30.0"``.
+FAMILIES: dict[str, Callable[..., Activation]] = {"softcap": _softcap, "clamped_silu": _clamped_silu}
+
+
 def get_activation(name: str) -> Activation:
     """The activation of that name.
 
     Raises:
         UnsupportedModelError: if it is none of those that can be linearised; lists them.
     """
-    if name.startswith(SOFTCAP):
-        return _softcap(name)
+    kind, *numbers = name.split(":")
+    if numbers and kind in FAMILIES:
+        return FAMILIES[kind](*map(float, numbers))
     activation = ACTIVATIONS.get(ALIASES.get(name, name))
     if activation is None:
         known = ", ".join(sorted([*ACTIVATIONS, *ALIASES]))

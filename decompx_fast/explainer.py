@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from .compiling import outside_compiler
-from .config import DecompXConfig
+from .config import LINEAR_BIAS_RULES, DecompXConfig
 from .engines.adjoint.plan import AdjointPlan
 from .engines.choose import Execution, cheaper_engine, choose_engine, records
 from .engines.forward.plan import ModelShape, Plan, plan
@@ -116,7 +116,8 @@ class DecompX:
         self.tokenizer = tokenizer
         self.config = (config or DecompXConfig()).replace(**options)
         self.engine = engine
-        choose_engine(engine, self.config, grouped=False)
+        biased = engine != "adjoint" or self.config.bias in LINEAR_BIAS_RULES or specification(model).has_bias
+        choose_engine(engine, self.config, grouped=False, biased=biased)
         self.dtype = _check_dtype(dtype)
         self.batch_size = _check_batch_size(batch_size)
         self.name: str | None = None
@@ -419,12 +420,12 @@ class DecompX:
         execution = Execution(path, backend, workspace_bytes)
         config = self.config.replace(**options)
         asked = self.engine if engine is None else engine
-        chosen = choose_engine(asked, config, grouped=sources is not None)
+        spec = specification(self.model, self.copies)
+        chosen = choose_engine(asked, config, grouped=sources is not None, biased=spec.has_bias)
         if chosen == "reference":
             raise OptionError(
                 "the reference engine has no plan: use engine='forward' for the plan of the forward engine"
             )
-        spec = specification(self.model, self.copies)
         shape, limit = ModelShape.from_spec(spec), spec.limits.positions
         directions = shape.classes if self.compares else resolve_targets(targets, self.labels).pulled(config)
         if asked == "auto" and chosen == "adjoint":

@@ -14,7 +14,16 @@ from .engines.accuracy import largest_share, noteworthy
 from .engines.adjoint.plan import AdjointPlan
 from .engines.adjoint.run import GRADIENTS_HELD
 from .engines.attribution import Attribution
-from .engines.choose import CHECKS, Execution, attribute, cheaper_engine, choose_engine, measure_error, records
+from .engines.choose import (
+    CHECKS,
+    Execution,
+    attribute,
+    cheaper_engine,
+    choose_engine,
+    measure_error,
+    records,
+    without_shares,
+)
 from .engines.forward.plan import ModelShape
 from .engines.terms import Terms
 from .errors import InputError, OptionError, PrecisionWarning, warn_user
@@ -55,7 +64,7 @@ class Job:
         self.explainer = explainer
         self.config = config
         grouped = not (isinstance(sources, str) and sources == "token")
-        self.engine = choose_engine(engine, config, grouped=grouped, rows=bool(positions))
+        self.engine = choose_engine(engine, config, grouped=grouped, rows=bool(positions), biased=shape.biased)
         self.chooses = engine == "auto" and self.engine == "adjoint"
         self.shape = shape
         self.dtype = dtype
@@ -63,6 +72,10 @@ class Job:
         self.execution = execution
         self.positions = tuple(positions)
         self.check = check
+
+    def _asked(self, engine: str) -> DecompXConfig:
+        """The options as this engine answers them."""
+        return without_shares(self.config, biased=self.shape.biased) if engine == "adjoint" else self.config
 
     def engine_for(self, pair: Pair) -> str:
         """The engine that answers for inputs of this length: with ``auto``, the one that costs less."""
@@ -144,7 +157,7 @@ class Job:
         return attribute(
             engine,
             linearization,
-            self.config,
+            self._asked(engine),
             dtype=self.dtype,
             sources=sources,
             terms=self._terms(linearization),
@@ -166,7 +179,7 @@ class Job:
             attribution,
             engine,
             linearization,
-            self.config,
+            self._asked(engine),
             sources=sources,
             terms=self._terms(linearization),
             execution=self.execution,
@@ -249,6 +262,7 @@ class Job:
             "architecture": type(model).__name__,
             "dtype": str(self._state_dtype(linearization, engine)).removeprefix("torch."),
             "largest_layer_gap": linearization.max_gap,
+            **({} if self.shape.biased else {"biases": "none, so that every rule gives the same scores"}),
             "input": encoded.number,
             **encoded.about,
         }

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import torch
 
 from decompx_fast.config import DecompXConfig
-from decompx_fast.linearize.layer import Attention, Convolution, FeedForward, Head, LinearizedLayer, Norm, Sublayer
+from decompx_fast.linearize.layer import (
+    Attention,
+    Convolution,
+    FeedForward,
+    Head,
+    LinearizedLayer,
+    Norm,
+    Routed,
+    Sublayer,
+)
 
 Array = np.ndarray
 
@@ -28,14 +38,27 @@ ACTIVATIONS = {
     "gelu_tanh": lambda z: 0.5 * z * (1 + np.tanh(np.sqrt(2 / np.pi) * (z + 0.044715 * z**3))),
     "quick_gelu": lambda z: z / (1 + np.exp(-1.702 * z)),
     "relu": lambda z: np.maximum(z, 0),
+    "relu2": lambda z: np.maximum(z, 0) ** 2,
     "silu": lambda z: z / (1 + np.exp(-z)),
     "tanh": np.tanh,
 }
 
 
+def activation(name: str) -> Callable[[Array], Array]:
+    """By its name, or its name and its numbers."""
+    kind, *numbers = name.split(":")
+    if kind == "softcap":
+        cap = float(numbers[0])
+        return lambda z: cap * np.tanh(z / cap)
+    if kind == "clamped_silu":
+        beta, limit = map(float, numbers)
+        return lambda z: np.minimum(z, limit) / (1 + np.exp(-beta * np.minimum(z, limit)))
+    return ACTIVATIONS[name]
+
+
 def slope_and_intercept(name: str, z: Array, approximation: str) -> tuple[Array, Array]:
     """The line that stands for an activation at ``z``, which is nowhere 0."""
-    act, zero = ACTIVATIONS[name], np.zeros_like(z)
+    act, zero = activation(name), np.zeros_like(z)
     if approximation == "relu":
         return (z > 0).astype(float), zero
     if approximation == "zero_origin":
@@ -95,7 +118,9 @@ class Naive:
         return x
 
     def biased(self, x: Array, bias: Array | None, rows: Array | None = None) -> Array:
-        """Every position with its share of a bias; ``rows`` ``[i, d]`` where each has its own."""
+        """Every position with its share of a bias; ``rows`` or a bias ``[i, d]`` where each has its own."""
+        if bias is not None and bias.ndim == 2:
+            rows = bias
         each = [bias] * len(x) if rows is None else rows
         return np.stack([add_bias(u, b, self.config.bias) for u, b in zip(x, each, strict=True)])
 
@@ -120,7 +145,9 @@ class Naive:
             elif isinstance(op, Convolution):
                 branch = branch + self.convolution(op)
             elif config.ffn:
-                branch = branch + self.feed_forward(u, op)
+                if op.norm is not None:  # its own, in place of that of all
+                    read = self.norm(x, op.norm) if config.ln2 else x
+                branch = branch + self.feed_forward(u if op.norm is None else read, op)
         if norms and sublayer.out_norm is not None:
             branch, late = self.norm(self.biased(branch, late), sublayer.out_norm), None
         r = self.biased(x + branch, late)
@@ -143,7 +170,8 @@ class Naive:
         shape = (op.heads, len(x), len(x))
         added = np.zeros(shape) if p.bias is None else np.broadcast_to(array(p.bias, row=True), shape)
         rides = self.config.variant == "released" and first and op.b_value is not None
-        z, through = np.zeros_like(x), np.zeros(x.shape[-1])
+        sinks = None if p.sink is None else array(p.sink)
+        z, through = np.zeros_like(x), np.zeros(x.shape[-1] if sinks is None else (len(x), x.shape[-1]))
         for h in range(op.heads):
             g = h * op.kv_heads // op.heads
             head, group = slice(h * size, (h + 1) * size), slice(g * size, (g + 1) * size)
@@ -152,17 +180,33 @@ class Naive:
             if rides:
                 for j, k in enumerate(self.sources):
                     values[j, k] = values[j, k] + b_value
-            elif b_value is not None:
+            elif b_value is not None and sinks is None:
                 through = through + b_value @ w_out[head]
             for i in range(len(x)):
                 seen = [j for j in range(len(x)) if not (p.causal and j > i)]
                 seen = [j for j in seen if p.window is None or abs(i - j) < p.window]
-                weights = np.exp([p.scale * query[h, i] @ key[g, j] + added[h, i, j] for j in seen])
-                for weight, j in zip(weights / weights.sum(), seen, strict=True):
+                logits = np.array([p.scale * query[h, i] @ key[g, j] for j in seen])
+                logits = logits if p.softcap is None else p.softcap * np.tanh(logits / p.softcap)
+                weights = np.exp([logit + added[h, i, j] for logit, j in zip(logits, seen, strict=True)])
+                weights = weights / (weights.sum() + (0 if sinks is None else np.exp(sinks[h])))
+                for weight, j in zip(weights, seen, strict=True):
                     z[i] = z[i] + weight * values[j] @ w_out[head]
+                if sinks is not None and b_value is not None and not rides:
+                    through[i] += weights.sum() * b_value @ w_out[head]
         return z, through + (0 if op.b_out is None else array(op.b_out))
 
-    def feed_forward(self, x: Array, op: FeedForward) -> Array:
+    def feed_forward(self, x: Array, op: FeedForward | Routed) -> Array:
+        if isinstance(op, Routed):
+            out = np.zeros_like(x)
+            for part in op.parts:
+                for number, i in enumerate(part.at.tolist()):
+                    if i >= len(x):  # of another input
+                        continue
+                    only = slice(number, number + 1)
+                    constants = {name: value[:, only] for name, value in part.network.constants.items()}
+                    network = part.network.replace_constants(constants)
+                    out[i] += part.weight[number].item() * self.feed_forward(x[i : i + 1], network)[0]
+            return out
         zeta = array(op.preactivation, row=True)
         slope, intercept = slope_and_intercept(op.activation, zeta, self.config.activation)
         hidden = self.biased(x @ array(op.w_in), array(op.b_in))
@@ -170,11 +214,14 @@ class Naive:
             hidden = self.line(hidden, slope, intercept)
         else:
             value = array(op.value, row=True)
-            through_value = hidden * ACTIVATIONS[op.activation](zeta)[:, None]
-            gate = self.biased(x @ array(op.w_gate), array(op.b_gate))
-            through_gate = self.line(gate, slope * value, intercept * value)
-            half = self.config.gate == "half"
-            hidden = (through_value + through_gate) / 2 if half else through_value
+            clamped = value if op.limit is None else np.clip(value, -op.limit, op.limit)
+            half = 0.5 if self.config.gate == "half" else 0
+            through_value = hidden * (activation(op.activation)(zeta) * clamped / value)[:, None]
+            hidden = (1 - half) * through_value
+            if half or op.shift:
+                gate = self.biased(x @ array(op.w_gate), array(op.b_gate))
+                factor = half * clamped + op.shift
+                hidden = hidden + self.line(gate, slope * factor, intercept * factor)
         return self.biased(hidden @ array(op.w_out), array(op.b_out))
 
     def convolution(self, op: Convolution) -> Array:
@@ -202,7 +249,7 @@ class Naive:
             if step.weight is not None:
                 u = add_bias(u @ array(step.weight), array(step.bias), self.config.bias)
             if step.activation is not None:
-                kind = self.config.tanh if step.activation == "tanh" else self.config.activation
+                kind = self.config.tanh if step.activation.startswith(("tanh", "softcap")) else self.config.activation
                 zeta = array(step.preactivation, row=True)[0]
                 slope, intercept = slope_and_intercept(step.activation, zeta, kind)
                 u = add_bias(u * slope, intercept if kind == "linear" else None, self.config.bias)

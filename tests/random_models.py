@@ -152,12 +152,19 @@ def parallel(w: Weights, last: bool) -> LayerSpec:
     return (SublayerSpec((w.feed_forward("relu"), w.attention(window=2)), pre_norm=w.layer_norm()),)
 
 
+def branches(w: Weights, last: bool) -> LayerSpec:
+    """The same with a norm for each of the two, as in GPT-NeoX; causal."""
+    network = replace(w.feed_forward("gelu"), norm=w.layer_norm())
+    return (SublayerSpec((w.attention(causal=True), network), pre_norm=w.layer_norm()),)
+
+
 KINDS: dict[str, Callable[[Weights, bool], LayerSpec]] = {
     "post_norm": post_norm,
     "pre_norm": pre_norm,
     "rms_gated": rms_gated,
     "around": around,
     "parallel": parallel,
+    "branches": branches,
 }
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import llama_like
 import naive
 import numpy as np
 import pytest
+import test_decoders
 import torch
 import transformers
 from torch import nn
@@ -104,9 +106,6 @@ IN_FLOAT32 = dict.fromkeys(
     1e-5,
 )
 
-#: Cases whose queries, keys and values are stored in turns for each head, so that they are no views.
-INTERLEAVED = {"deberta_v1", "deberta_v1_one_way", "deberta_v1_absolute"}
-
 
 def classifier(case: str, seed: int = 0, dtype: torch.dtype = torch.float64) -> nn.Module:
     """In eval mode; every weight random, no bias zero and no norm weight one."""
@@ -132,8 +131,10 @@ def inputs(case: str, batch: int = 2, tokens: int = 11) -> dict[str, torch.Tenso
 
 
 def test_every_architecture_has_a_case():
-    covered = {f"{name}ForSequenceClassification" for name, _ in CASES.values()}
-    assert covered == {name for name in supported_architectures() if name.endswith("ForSequenceClassification")}
+    cases = (*CASES.values(), *test_decoders.CASES.values(), *llama_like.CASES.values())
+    covered = {f"{name}ForSequenceClassification" for name, _ in cases}
+    classifiers = {name for name in supported_architectures() if name.endswith("ForSequenceClassification")}
+    assert covered == classifiers
 
 
 @pytest.mark.parametrize("record", [False, True], ids=["computed", "recorded"])
@@ -198,15 +199,14 @@ def test_all_layers_are_recorded(case):
 
 @pytest.mark.parametrize("case", CASES)
 def test_weights_are_not_copied(case):
-    copied = {"w_value"} if case in INTERLEAVED else set()
     model = classifier(case)
     storages = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     for layer in linearize(model, inputs(case)).layers():
         for sublayer in layer.sublayers:
             for op in sublayer.ops:
-                for name in ("w_value", "b_value", "w_out", "b_out", "w_in", "b_in", "w_gate", "b_gate"):
+                for name in ("value_weight", "b_value", "w_out", "b_out", "w_in", "b_in", "w_gate", "b_gate"):
                     weight = getattr(op, name, None)
-                    assert weight is None or name in copied or weight.untyped_storage().data_ptr() in storages
+                    assert weight is None or weight.untyped_storage().data_ptr() in storages
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from ..linearize.layer import Attention, Convolution, Linearization, LinearizedLayer, Norm, Sublayer
+from ..linearize.layer import Attention, FeedForward, Linearization, LinearizedLayer, Norm, Op, Routed, Sublayer
 from .attribution import Attribution
 
 #: An estimate of this share of the largest score is worth a warning. Half precisions are chosen by who can do with an
@@ -108,10 +108,11 @@ def _norms(sublayer: Sublayer) -> list[tuple[Norm, Tensor]]:
     if sublayer.input is None:
         return []
     size = sublayer.input.square().mean(-1).sqrt()
-    found = [] if sublayer.pre_norm is None else [(sublayer.pre_norm, size)]
+    before = [sublayer.pre_norm, *(op.norm for op in sublayer.ops if isinstance(op, FeedForward))]
+    found = [(norm, size) for norm in before if norm is not None]
     if sublayer.post_norm is not None:
         for op in sublayer.ops:
-            if not isinstance(op, Convolution) and op.b_out is not None and sublayer.out_norm is None:
+            if isinstance(op, (Attention, FeedForward)) and op.b_out is not None and sublayer.out_norm is None:
                 size = size + op.b_out.square().mean().sqrt()
         found.append((sublayer.post_norm, size))
     return found
@@ -126,13 +127,22 @@ def _sizes(layer: LinearizedLayer, state: Tensor) -> Iterator[Tensor]:
     for sublayer in layer.sublayers:
         entering = norm if sublayer.pre_norm is None else norm * _gain(sublayer.pre_norm)
         for op in sublayer.ops:
-            weight = op.w_value if isinstance(op, Attention) else None if isinstance(op, Convolution) else op.w_in
-            size = 0.0 if weight is None else weight.float().square().mean().sqrt().item()
-            if size:
-                yield entering * size
+            for weight in _first_maps(op):
+                size = weight.float().square().mean().sqrt().item()
+                if size:
+                    yield entering * size
         if sublayer.post_norm is not None:
             norm = norm * _gain(sublayer.post_norm)
             yield norm / root
+
+
+def _first_maps(op: Op) -> list[Tensor]:
+    """The maps that an operation begins with."""
+    if isinstance(op, Attention):
+        return [op.w_value]
+    if isinstance(op, FeedForward):
+        return [op.w_in]
+    return [part.network.w_in for part in op.parts] if isinstance(op, Routed) else []
 
 
 def _gain(norm: Norm) -> Tensor:

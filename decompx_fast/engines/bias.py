@@ -28,6 +28,10 @@ class Rule:
         """The same at some of the positions."""
         return self if self.shares is None else replace(self, shares=self.shares[:, positions])
 
+    def among(self, positions: Tensor) -> Rule:
+        """The same at some positions ``[r]`` of the joined axis of batch and positions, as one input."""
+        return self if self.shares is None else replace(self, shares=self.shares.flatten(0, 1)[None, positions])
+
 
 def bias_shares(u: Tensor, bias: Tensor, rule: str) -> Tensor:
     """The share of each source in a bias.

@@ -69,7 +69,7 @@ class Execution:
             raise OptionError(f"workspace_bytes={size!r}: use a whole number of bytes from 1, or None")
 
 
-def choose_engine(engine: str, config: DecompXConfig, *, grouped: bool, rows: bool = False) -> str:
+def choose_engine(engine: str, config: DecompXConfig, *, grouped: bool, rows: bool = False, biased: bool = True) -> str:
     """The engine that will compute: the named one, or the fastest that can answer; see also :func:`cheaper_engine`.
 
     Args:
@@ -77,6 +77,7 @@ def choose_engine(engine: str, config: DecompXConfig, *, grouped: bool, rows: bo
         config: what is asked.
         grouped: whether sources are groups of tokens.
         rows: whether target positions are asked for.
+        biased: whether the model has biases to share.
 
     Raises:
         OptionError: if there is no such engine, or the named one cannot answer, with the reason.
@@ -85,7 +86,7 @@ def choose_engine(engine: str, config: DecompXConfig, *, grouped: bool, rows: bo
         raise OptionError(f"engine={engine!r} is not an engine: use one of {', '.join(map(repr, ENGINES))}")
     if rows and engine == "reference":
         raise OptionError("positions needs the forward engine: leave engine out, or use stages='encoder' instead")
-    refusal = adjoint_refusal(config, grouped=grouped, rows=rows)
+    refusal = adjoint_refusal(without_shares(config, biased=biased), grouped=grouped, rows=rows)
     if engine == "adjoint" and refusal is not None:
         raise OptionError(f"engine='adjoint' cannot answer: {refusal}")
     if engine == "forward" or rows:
@@ -175,6 +176,19 @@ class Remade(Linearization, Protocol):
     def model_dtype(self) -> torch.dtype: ...
 
     def again(self, embedding: Tensor) -> Linearization: ...
+
+
+def without_shares(config: DecompXConfig, *, biased: bool) -> DecompXConfig:
+    """What the adjoint engine is asked instead, where a model adds nothing that could be shared: every rule gives the
+    same scores then, and that of ``none`` is linear in the inputs.
+
+    Args:
+        config: the options.
+        biased: whether the model has biases. Tangents of activations have intercepts, which are shared like them.
+    """
+    if biased or "linear" in (config.activation, config.tanh) or config.bias == "bias_token":
+        return config
+    return config.replace(bias="none")
 
 
 def adjoint_refusal(config: DecompXConfig, *, grouped: bool, rows: bool = False) -> str | None:

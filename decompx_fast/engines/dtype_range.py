@@ -8,9 +8,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ..activations import get_activation
 from ..errors import NumericalError, PrecisionWarning, warn_user
-from ..linearize.layer import Attention, Convolution, FeedForward, LinearizedLayer
+from ..linearize.layer import Attention, Convolution, FeedForward, LinearizedLayer, Op, Routed
 from .attribution import Attribution
 
 #: What to compute in where a dtype's range does not suffice. bfloat16 has that of float32, in two bytes.
@@ -124,10 +123,10 @@ def _weights(layer: LinearizedLayer) -> Iterator[tuple[str, Tensor]]:
             yield from (("a value weight", op.w_value), ("an attention output weight", op.w_out))
         elif isinstance(op, Convolution):
             yield "a weight of the convolution", op.weight
-        else:
-            yield from (("a feed-forward weight", op.w_in), ("a feed-forward output weight", op.w_out))
-            if op.w_gate is not None:
-                yield "a gate weight", op.w_gate
+        for network in _networks(op):
+            yield from (("a feed-forward weight", network.w_in), ("a feed-forward output weight", network.w_out))
+            if network.w_gate is not None:
+                yield "a gate weight", network.w_gate
 
 
 def _true_values(layer: LinearizedLayer) -> Iterator[tuple[str, Tensor]]:
@@ -140,7 +139,14 @@ def _true_values(layer: LinearizedLayer) -> Iterator[tuple[str, Tensor]]:
         for op in sublayer.ops:
             if isinstance(op, Convolution):
                 yield "the convolution", op.preactivation
-            if isinstance(op, FeedForward):
-                hidden = get_activation(op.activation)(op.preactivation)
-                yield "the feed-forward network", op.preactivation
-                yield "the feed-forward network", hidden if op.value is None else hidden * op.value
+            if isinstance(op, FeedForward) and op.norm is not None and sublayer.input is not None:
+                yield "a norm", op.norm.linear(sublayer.input)
+            for network in _networks(op):
+                yield "the feed-forward network", network.preactivation
+                yield "the feed-forward network", network.hidden()
+
+
+def _networks(op: Op) -> tuple[FeedForward, ...]:
+    if isinstance(op, Routed):
+        return tuple(part.network for part in op.parts)
+    return (op,) if isinstance(op, FeedForward) else ()

@@ -14,7 +14,17 @@ from torch import Tensor
 
 from ..activations import get_activation, linear_piece
 from ..config import DecompXConfig
-from ..linearize.layer import Attention, Convolution, FeedForward, Head, Linearization, LinearizedLayer, Norm, Sublayer
+from ..linearize.layer import (
+    Attention,
+    Convolution,
+    FeedForward,
+    Head,
+    Linearization,
+    LinearizedLayer,
+    Norm,
+    Routed,
+    Sublayer,
+)
 from .accuracy import Conditioning, model_dtype_of
 from .attribution import Attribution
 from .bias import Rule, safe_norm
@@ -217,7 +227,10 @@ def _sublayer(
     branch, late_bias = torch.zeros_like(x), None
     for op in ops:
         if isinstance(op, FeedForward):
-            branch = branch + _feed_forward(u, op, config, before)
+            branch = branch + _feed_forward(_network_input(x, u, op, config, before), op, config, before)
+            continue
+        if isinstance(op, Routed):
+            branch = branch + _routed(u, op, config, before)
             continue
         if isinstance(op, Convolution):
             branch = branch + _convolution(u, op, config, walk)
@@ -277,11 +290,27 @@ def _norm(x: Tensor, norm: Norm | None, rule: Rule) -> Tensor:
     return rule.add(norm.linear(x).to(x.dtype), norm.bias)
 
 
+def _network_input(x: Tensor, u: Tensor, op: FeedForward, config: DecompXConfig, rule: Rule) -> Tensor:
+    """``u``, what all operations of the sublayer read; or ``x`` by the network's own norm."""
+    if op.norm is None:
+        return u
+    return _norm(x, op.norm, rule) if config.ln2 else x
+
+
 def _feed_forward(x: Tensor, op: FeedForward, config: DecompXConfig, rule: Rule) -> Tensor:
     """Equations 8 to 10, in blocks of positions."""
     rows = max(1, FFN_BLOCK // (x.shape[0] * x.shape[2] * op.w_in.shape[1]))
     blocks = [slice(start, start + rows) for start in range(0, x.shape[1], rows)]
     return torch.cat([_feed_forward_rows(x[:, at], op, config, rule.at(at), at) for at in blocks], dim=1)
+
+
+def _routed(x: Tensor, op: Routed, config: DecompXConfig, rule: Rule) -> Tensor:
+    """Each network on the positions that are sent to it, times its weight; its biases are shared there."""
+    out = torch.zeros_like(x)
+    for part in op.parts:
+        found = _feed_forward(x.flatten(0, 1)[None, part.at], part.network, config, rule.among(part.at))
+        out.flatten(0, 1).index_add_(0, part.at, found[0] * part.weight[:, None, None].to(x.dtype))
+    return out
 
 
 def _feed_forward_rows(x: Tensor, op: FeedForward, config: DecompXConfig, rule: Rule, rows: slice) -> Tensor:
@@ -305,16 +334,17 @@ def _gated(
     slope: Tensor,
     intercept: Tensor | None,
 ) -> Tensor:
-    """``act(g) * u`` with ``act(g)`` frozen (``gate="value"``), or half of the product through each factor."""
-    frozen_gate = get_activation(op.activation)(op.preactivation[:, rows])
-    through_value = _apply_line(value, frozen_gate, None, rule)
-    if config.gate == "value" or op.value is None or op.w_gate is None:
+    """``act(g) * u`` with ``act(g)`` frozen (``gate="value"``), or half of the product through each factor.
+
+    Where a number is added to ``u``, that many times ``act(g)`` is a plain activation, under either rule.
+    """
+    half = config.gate == "half"
+    through_value = _apply_line(value, op.frozen_gate(rows), None, rule) * (0.5 if half else 1)
+    factor = op.gate_factor(half, rows)
+    if factor is None or op.w_gate is None:
         return through_value
-    frozen_value = op.value[:, rows]
     g = rule.add(x @ op.w_gate.to(x.dtype), op.b_gate)
-    intercept = None if intercept is None else intercept * frozen_value
-    through_gate = _apply_line(g, slope * frozen_value, intercept, rule)
-    return 0.5 * (through_value + through_gate)
+    return through_value + _apply_line(g, slope * factor, None if intercept is None else intercept * factor, rule)
 
 
 def _apply_line(a: Tensor, slope: Tensor, intercept: Tensor | None, rule: Rule) -> Tensor:

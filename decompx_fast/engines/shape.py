@@ -61,6 +61,9 @@ class ModelShape:
         taps: how many tokens a convolution of the embedding reads at a position; 0 without one.
         rows: how many positions the head reads, of all items of a batch together.
         outputs: of the head's last map, where only the columns that are asked for are formed of it; else 0.
+        routed: whether positions choose among networks; then ``networks`` are those that one of them goes through.
+        shifted: whether a number is added to what gates multiply, so that gates are decomposed too.
+        biased: whether there are biases to share among the sources.
     """
 
     layers: int
@@ -83,6 +86,9 @@ class ModelShape:
     taps: int = 0
     rows: int = 1
     outputs: int = 0
+    routed: bool = False
+    shifted: bool = False
+    biased: bool = True
 
     @classmethod
     def from_linearization(
@@ -107,7 +113,8 @@ class ModelShape:
         """
         columns = spec.classes if columns is None else columns
         shape = _read(spec.layers, len(spec.layers), spec.width, columns, spec.read == "mean")
-        return replace(shape, rows=rows, outputs=spec.classes if spec.classes > spec.width else 0)
+        outputs = spec.classes if spec.classes > spec.width else 0
+        return replace(shape, rows=rows, outputs=outputs, biased=spec.has_bias)
 
     def vocabulary_flops(self, batch: int, rule: str) -> int:
         """What all outputs of a map take of which only some are decomposed: the model's own at the rows that are read,
@@ -129,13 +136,19 @@ class ModelShape:
         """Whether what an attention gives must be kept beside the state, all of it."""
         return (self.branches and config.ffn) or (self.normed_branches and config.ln1)
 
+    def opens_gates(self, config: DecompXConfig) -> bool:
+        """Whether gates are decomposed, and not only frozen."""
+        return self.gated and (self.shifted or config.gate == "half")
+
 
 def form_refusal(sublayers: Sequence[Any]) -> str | None:
     """Why a layer has not the form of the operator path, or ``None``; for layers and for their specifications."""
     if len(sublayers) != 2 or any(len(s.ops) != 1 or s.pre_norm or s.out_norm for s in sublayers):
         return "its layers are not an attention and a network, each with a norm after the residual only"
     attention, network = (s.ops[0] for s in sublayers)
-    if attention.kind != "attention" or network.kind != "ffn" or _is_gated(network):
+    if attention.kind != "attention" or network.kind != "ffn" or _is_routed(network):
+        return "its layers are not an attention and then a plain network"
+    if _is_gated(network) or network.norm is not None:
         return "its layers are not an attention and then a plain network"
     return None
 
@@ -143,9 +156,8 @@ def form_refusal(sublayers: Sequence[Any]) -> str | None:
 def _read(layers: Sequence[Sequence[Any]], n_layers: int, d: int, classes: int, reads_all: bool) -> ModelShape:
     sublayers = [sublayer for layer in layers for sublayer in layer]
     ops = [op for sublayer in sublayers for op in sublayer.ops]
-    attentions, networks, convolutions = (
-        [op for op in ops if op.kind == kind] for kind in ("attention", "ffn", "convolution")
-    )
+    attentions, convolutions = ([op for op in ops if op.kind == kind] for kind in ("attention", "convolution"))
+    networks = [network for op in ops for network in _networks(op)]
     attending = [s for s in sublayers if any(op.kind == "attention" for op in s.ops)]
     return ModelShape(
         layers=n_layers,
@@ -155,9 +167,9 @@ def _read(layers: Sequence[Sequence[Any]], n_layers: int, d: int, classes: int, 
         kv_heads=max((op.kv_heads for op in attentions), default=1),
         head_size=max((_value_size(op) // op.heads for op in attentions), default=1),
         classes=classes,
-        networks=max(sum(op.kind == "ffn" for s in layer for op in s.ops) for layer in layers),
+        networks=max(sum(_active(op) for s in layer for op in s.ops) for layer in layers),
         gated=any(map(_is_gated, networks)),
-        pre_norm=any(s.pre_norm is not None for s in sublayers),
+        pre_norm=any(s.pre_norm is not None for s in sublayers) or any(op.norm is not None for op in networks),
         masks=_masks(layers),
         branches=any(len(s.ops) > 1 for s in attending),
         normed_branches=any(s.out_norm is not None for s in attending),
@@ -166,6 +178,8 @@ def _read(layers: Sequence[Sequence[Any]], n_layers: int, d: int, classes: int, 
         reads_all=reads_all,
         least_kv_heads=_least([op.kv_heads for op in attentions]),
         taps=max((op.weight.shape[2] for op in convolutions), default=0),
+        routed=any(_is_routed(op) for op in ops),
+        shifted=any(network.shift for network in networks),
     )
 
 
@@ -184,7 +198,23 @@ def _mask(layer: Sequence[Any]) -> Mask:
     return Mask() if first is None else Mask(first.causal, first.window)
 
 
-# A linearised operation holds `w_in`, `w_out`, a specified one `into`, `out`.
+# A linearised operation holds `w_in`, `w_out`, a specified one `into`, `out`; networks that positions choose among are
+# in the `parts` of a linearised one, and are the `experts` of a specified one.
+
+
+def _is_routed(op: Any) -> bool:
+    return hasattr(op, "active")
+
+
+def _active(op: Any) -> int:
+    """How many networks a position goes through."""
+    return op.active if _is_routed(op) else int(op.kind == "ffn")
+
+
+def _networks(op: Any) -> list[Any]:
+    if not _is_routed(op):
+        return [op] if op.kind == "ffn" else []
+    return list(op.experts) if hasattr(op, "experts") else [part.network for part in op.parts]
 
 
 def _value_size(op: Any) -> int:

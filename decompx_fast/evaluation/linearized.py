@@ -11,7 +11,7 @@ from ..errors import InputError, UnsupportedModelError
 from ..linearize.layer import Attention, Linearization, LinearizedLayer
 from ..linearize.linearization import linearize, only_device, unwrap
 from ..linearize.model_run import plain_mode
-from ..linearize.spec import LayerSpec
+from ..linearize.spec import AttentionSpec, ConvolutionSpec, LayerSpec, RoutedSpec
 from ..request.encoding import Encoded
 from .method import Problem
 
@@ -78,15 +78,21 @@ def attention_of(layer: LinearizedLayer) -> tuple[Attention, Tensor]:
 
 
 def refuse_convolutions(layer: LayerSpec, method: str) -> None:
-    """Refuse a convolution, which reads the embedding and not the state.
+    """Refuse a convolution, which reads the embedding and not the state, and the parts of some decoders.
 
     Raises:
         UnsupportedModelError: if the layer has one; names the method that does not know it.
     """
-    if any(op.kind == "convolution" for sublayer in layer for op in sublayer.ops):
-        raise UnsupportedModelError(
-            f"this model has a convolution of its embedding, which {method} does not know: use decompx for this model"
-        )
+    for op in (op for sublayer in layer for op in sublayer.ops):
+        if isinstance(op, ConvolutionSpec):
+            found = "a convolution of its embedding"
+        elif isinstance(op, RoutedSpec):
+            found = "networks that positions choose among"
+        elif isinstance(op, AttentionSpec) and (op.softcap is not None or op.sink is not None):
+            found = "an attention with capped logits or a sink"
+        else:
+            continue
+        raise UnsupportedModelError(f"this model has {found}, which {method} does not know: use decompx for this model")
 
 
 def head_values(attention: Attention, x: Tensor) -> Tensor:

@@ -26,6 +26,8 @@ from .layer import (
     LinearizedLayer,
     Norm,
     Op,
+    Routed,
+    RoutedPart,
     Sublayer,
     WholeMap,
 )
@@ -40,7 +42,10 @@ from .spec import (
     LayerSpec,
     NormSpec,
     OpSpec,
+    RoutedSpec,
+    ScaleSpec,
     SublayerSpec,
+    choice_name,
 )
 from .terms import MEAN_OUTPUT, Reading, Terms, arrange
 
@@ -52,8 +57,11 @@ class Steps:
         """``x W + b``; ``[b, i, d_in]`` to ``[b, i, d_out]``."""
         return map_.to(x.dtype)(x)
 
-    def normalize(self, spec: NormSpec, x: Tensor) -> tuple[Norm, Tensor]:
+    def normalize(self, spec: NormSpec | ScaleSpec, x: Tensor) -> tuple[Norm, Tensor]:
         """A norm with its statistics at ``x`` ``[b, i, d]``, and its output."""
+        if isinstance(spec, ScaleSpec):
+            norm = Norm(x.new_full(x.shape[:-1], 1 / spec.factor), None, None, centre=False)
+            return norm, norm.linear(x)
         second_moment = x.var(-1, unbiased=False) if spec.centre else x.square().mean(-1)
         weight = None if spec.weight is None else spec.weight.to(x.dtype)
         bias = None if spec.bias is None else spec.bias.to(x.dtype)
@@ -108,8 +116,11 @@ def restore_layer(spec: LayerSpec, layer: LinearizedLayer, context: Context = NO
         if kept.input is None:
             raise ValueError(f"layer {layer.index} was kept without the inputs of its sublayers: compute it anew")
         _, u = _linearize_norm(part.pre_norm, kept.input, COMPUTED)
-        ops = tuple(_linearize_op(op, u, layer.input, context, COMPUTED) for op in part.ops)
-        sublayers.append(replace(kept, ops=ops))
+        ops = []
+        for op in part.ops:
+            norm, read = own_norm(op, kept.input, u, COMPUTED)
+            ops.append(_with_norm(_linearize_op(op, read, layer.input, context, COMPUTED), norm))
+        sublayers.append(replace(kept, ops=tuple(ops)))
     return replace(layer, sublayers=tuple(sublayers))
 
 
@@ -213,16 +224,35 @@ def _linearize_sublayer(
 ) -> tuple[Sublayer, Tensor]:
     """A sublayer on the state ``x``, of a layer that began with ``start``."""
     pre_norm, u = _linearize_norm(spec.pre_norm, x, steps)
-    ops = tuple(_linearize_op(op, u, start, context, steps) for op in spec.ops)
-    branch = _branch(ops[0], spec.ops[0], u, steps)
-    for part, op in zip(spec.ops[1:], ops[1:], strict=True):
-        branch = branch + _branch(op, part, u, steps)
+    ops, branches = zip(*(_linearize_branch(op, x, u, start, context, steps) for op in spec.ops), strict=True)
+    branch = branches[0]
+    for part in branches[1:]:
+        branch = branch + part
     out_norm, branch = _linearize_norm(spec.out_norm, branch, steps)
     post_norm, out = _linearize_norm(spec.post_norm, x + branch, steps)
     return Sublayer(ops, pre_norm, out_norm, post_norm, x), out
 
 
-def _linearize_norm(spec: NormSpec | None, x: Tensor, steps: Steps) -> tuple[Norm | None, Tensor]:
+def _linearize_branch(
+    spec: OpSpec, x: Tensor, u: Tensor, start: Tensor, context: Context, steps: Steps
+) -> tuple[Op, Tensor]:
+    """An op of a sublayer on the state ``x``, which the norm of all makes ``u``; and what it adds, ``[b, i, d]``."""
+    norm, u = own_norm(spec, x, u, steps)
+    op = _with_norm(_linearize_op(spec, u, start, context, steps), norm)
+    return op, _branch(op, spec, u, steps)
+
+
+def own_norm(spec: OpSpec, x: Tensor, u: Tensor, steps: Steps) -> tuple[Norm | None, Tensor]:
+    """The norm that an op has of its own, if it has one, and what the op reads."""
+    norm = spec.norm if isinstance(spec, FeedForwardSpec) else None
+    return (None, u) if norm is None else steps.normalize(norm, x)
+
+
+def _with_norm(op: Op, norm: Norm | None) -> Op:
+    return replace(op, norm=norm) if isinstance(op, FeedForward) and norm is not None else op
+
+
+def _linearize_norm(spec: NormSpec | ScaleSpec | None, x: Tensor, steps: Steps) -> tuple[Norm | None, Tensor]:
     return (None, x) if spec is None else steps.normalize(spec, x)
 
 
@@ -242,8 +272,13 @@ def _(op: Attention, spec: AttentionSpec, u: Tensor, steps: Steps) -> Tensor:
 
 @_branch.register
 def _(op: FeedForward, spec: FeedForwardSpec, u: Tensor, steps: Steps) -> Tensor:
-    hidden = steps.activate(op.activation, op.preactivation)
-    return steps.multiply(spec.out, hidden if op.value is None else hidden * op.value)
+    hidden, value = steps.activate(op.activation, op.preactivation), op.gated()
+    return steps.multiply(spec.out, hidden if value is None else hidden * (value + op.shift))
+
+
+@_branch.register
+def _(op: Routed, spec: RoutedSpec, u: Tensor, steps: Steps) -> Tensor:
+    return op(u)
 
 
 @_branch.register
@@ -264,9 +299,10 @@ def _(spec: AttentionSpec, u: Tensor, start: Tensor, context: Context, steps: St
     bias = None
     if spec.positions is not None:
         query, key, bias = spec.positions(query, key, context)
-    pattern = AttentionPattern(query, key, spec.scale, spec.causal, spec.window, bias)
+    sink = None if spec.sink is None else spec.sink.to(u.dtype)
+    pattern = AttentionPattern(query, key, spec.scale, spec.causal, spec.window, bias, spec.softcap, sink)
     value, out = spec.value.to(u.dtype), spec.out.to(u.dtype)
-    return Attention(pattern, value.weight, value.bias, out.weight, out.bias, spec.heads, spec.kv_heads)
+    return Attention(pattern, value.weight, value.vector, out.weight, out.bias, spec.heads, spec.kv_heads)
 
 
 @_linearize_op.register
@@ -277,7 +313,23 @@ def _(spec: FeedForwardSpec, u: Tensor, start: Tensor, context: Context, steps: 
         return FeedForward(into.weight, into.bias, out.weight, out.bias, name, steps.multiply(spec.into, u))
     gate = spec.gate.to(u.dtype)
     zeta, value = steps.multiply(spec.gate, u), steps.multiply(spec.into, u)
-    return FeedForward(into.weight, into.bias, out.weight, out.bias, name, zeta, gate.weight, gate.bias, value=value)
+    weights = (into.weight, into.bias, out.weight, out.bias)
+    return FeedForward(*weights, name, zeta, gate.weight, gate.bias, value, limit=spec.limit, shift=spec.shift)
+
+
+@_linearize_op.register
+def _(spec: RoutedSpec, u: Tensor, start: Tensor, context: Context, steps: Steps) -> Routed:
+    flat = u.flatten(0, 1)  # [r, d]
+    given = None if spec.chooser is None else context.get(choice_name(spec.chooser))
+    weights, chosen = spec.route(steps.multiply(spec.router, u).flatten(0, 1), given)  # [r, k]
+    parts = []
+    for number in chosen.unique().tolist():
+        at, rank = torch.nonzero(chosen == number, as_tuple=True)
+        # No module tells what an expert multiplied, so its products are computed from its weights.
+        network = _linearize_op(spec.experts[number], flat[at].unsqueeze(0), start, context, COMPUTED)
+        assert isinstance(network, FeedForward)
+        parts.append(RoutedPart(network, at, weights[at, rank].to(u.dtype)))
+    return Routed(tuple(parts), spec.active, len(flat))
 
 
 @_linearize_op.register

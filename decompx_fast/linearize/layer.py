@@ -28,11 +28,16 @@ from .head import Head as Head
 from .head import HeadStep as HeadStep
 from .head import WholeMap as WholeMap
 from .norm import Norm as Norm
+from .routed import Routed as Routed
+from .routed import RoutedPart as RoutedPart
 from .terms import Reading as Reading
 from .terms import Terms as Terms
 
 #: How large a block of attention weights may be. Larger blocks leave the cache of a CPU and gain nothing on a GPU.
 WORKSPACE_BYTES = 64 << 20
+
+#: The same for weights that are only summed, so that this needs no room that anyone has to plan.
+SUMMED_BYTES = 2 << 20
 
 #: Blocks of a narrow window are at least this high, so that there are not too many of them.
 MIN_BLOCK_ROWS = 64
@@ -42,8 +47,8 @@ MIN_BLOCK_ROWS = 64
 class AttentionPattern:
     """Attention weights by what they are computed from, so that no ``N x N`` matrix need exist.
 
-    ``alpha[h,i,j] = softmax_j(scale * query[h,i] . key[g(h),j] + bias[h,i,j])`` over the ``j`` that ``causal`` and
-    ``window`` allow; head ``h`` reads key-value head ``g(h) = h // (H / G)``.
+    ``alpha[h,i,j] = softmax_j(cap(scale * query[h,i] . key[g(h),j]) + bias[h,i,j])`` over the ``j`` that ``causal``
+    and ``window`` allow, and a sink if there is one; head ``h`` reads key-value head ``g(h) = h // (H / G)``.
 
     Attributes:
         query: ``[b, h, i, v]``, rotary positions applied.
@@ -52,6 +57,8 @@ class AttentionPattern:
         causal: whether position ``i`` attends ``j <= i`` only.
         window: if given, position ``i`` attends ``j`` with ``|i - j| < window`` only.
         bias: finite additive logits, broadcastable to ``[b, h, i, j]``, or ``None``.
+        softcap: if given, logits are ``softcap * tanh(logits / softcap)`` before the bias.
+        sink: ``[h]``, one more logit in each row, whose weight goes nowhere: rows then sum to less than 1. Or ``None``.
     """
 
     query: Tensor
@@ -60,6 +67,8 @@ class AttentionPattern:
     causal: bool = False
     window: int | None = None
     bias: Tensor | None = None
+    softcap: float | None = None
+    sink: Tensor | None = None
 
     def allowed(self, rows: slice = slice(None), columns: slice = slice(None)) -> Tensor | None:
         """``[i, j]`` True where position ``i`` of ``rows`` may attend ``j`` of ``columns``; ``None`` where all may."""
@@ -71,7 +80,9 @@ class AttentionPattern:
         return allowed if self.window is None else allowed & ((i - j).abs() < self.window)
 
     def weights(self, rows: slice = slice(None), columns: slice = slice(None)) -> Tensor:
-        """The attention weights ``alpha`` of some target positions, ``[b, h, i, j]``, each row summing to 1.
+        """The attention weights ``alpha`` of some target positions, ``[b, h, i, j]``.
+
+        Each row sums to 1, less the weight of the sink.
 
         Args:
             rows: the target positions ``i``.
@@ -79,13 +90,24 @@ class AttentionPattern:
         """
         key = self._repeat(self.key[:, :, columns])
         logits = (self.query[:, :, rows] * self.scale) @ key.transpose(-1, -2)  # [b, h, i, j]
+        if self.softcap is not None:
+            logits = self.softcap * torch.tanh(logits / self.softcap)
         if self.bias is not None:
             bias = self.bias if self.bias.shape[-2] == 1 else self.bias[..., rows, :]
             logits = logits + (bias if bias.shape[-1] == 1 else bias[..., columns])
         allowed = self.allowed(rows, columns)
         if allowed is not None:
             logits = logits.masked_fill(~allowed, float("-inf"))
-        return logits.softmax(-1)
+        if self.sink is None:
+            return logits.softmax(-1)
+        sink = self.sink.to(logits.dtype)[None, :, None, None].expand(*logits.shape[:3], 1)
+        return torch.cat((logits, sink), dim=-1).softmax(-1)[..., :-1]
+
+    def row_sums(self, rows: slice = slice(None)) -> Tensor | None:
+        """What the weights of some target positions sum to, ``[b, h, i]``; ``None`` where that is 1."""
+        if self.sink is None:
+            return None
+        return torch.cat([alpha.sum(-1) for _, _, alpha in self.blocks(rows, SUMMED_BYTES)], dim=-1)
 
     def columns(self, rows: slice) -> slice:
         """The narrowest range of positions that holds all that ``rows`` (a slice with a start and a stop) attend."""
@@ -101,7 +123,8 @@ class AttentionPattern:
         group = self.query.shape[1] // self.key.shape[1]
         heads = slice(first * group, last * group)
         bias = self.bias if self.bias is None or self.bias.shape[-3] == 1 else self.bias[..., heads, :, :]
-        return replace(self, query=self.query[:, heads], key=self.key[:, kv_heads], bias=bias)
+        sink = None if self.sink is None else self.sink[heads]
+        return replace(self, query=self.query[:, heads], key=self.key[:, kv_heads], bias=bias, sink=sink)
 
     def block_shape(self, n_rows: int) -> tuple[int, int]:
         """How high a block of so many rows is at the most, and how wide it is then."""
@@ -143,7 +166,8 @@ class AttentionPattern:
             ``[b, i, h, v]``.
         """
         values = self._repeat(values.transpose(1, 2))  # [b, h, j, v]
-        if self.window is None and (self.bias is None or not self.causal):
+        plain = self.window is None and self.softcap is None and self.sink is None
+        if plain and (self.bias is None or not self.causal):
             key = self._repeat(self.key)
             mixed = F.scaled_dot_product_attention(
                 self.query, key, values, attn_mask=self.bias, is_causal=self.causal, scale=self.scale
@@ -164,7 +188,8 @@ class Attention:
 
     Attributes:
         pattern: where the attention weights come from.
-        w_value: ``[d, g v]``.
+        value_weight: what the model holds of ``W_V``: ``[d, (g v)]``; or of three axes, the last two to be flattened,
+            where it is stored in turns with others, so that no view has two (:attr:`w_value`).
         b_value: ``[g v]`` or ``None``.
         w_out: ``[h v, d]``.
         b_out: ``[d]`` or ``None``.
@@ -174,12 +199,17 @@ class Attention:
     kind: ClassVar[str] = "attention"
 
     pattern: AttentionPattern
-    w_value: Tensor
+    value_weight: Tensor
     b_value: Tensor | None
     w_out: Tensor
     b_out: Tensor | None
     heads: int
     kv_heads: int
+
+    @property
+    def w_value(self) -> Tensor:
+        """``W_V`` ``[d, (g v)]``: a view, or a copy for the moment where it is stored in turns with others."""
+        return self.value_weight.flatten(1)
 
     @property
     def constants(self) -> dict[str, Tensor]:
@@ -196,12 +226,19 @@ class Attention:
         """Repeat ``[..., g, v]`` to ``[..., h, v]``."""
         return values if self.heads == self.kv_heads else values.repeat_interleave(self.heads // self.kv_heads, dim=-2)
 
-    def bias(self) -> Tensor | None:
-        """``b_att = b_V W_O + b_O``, ``[d]``: attention weights sum to 1, so the value bias passes unchanged."""
+    def bias(self, rows: slice = slice(None)) -> Tensor | None:
+        """``b_att = b_V W_O + b_O``, ``[d]``: where attention weights sum to 1, the value bias passes unchanged.
+
+        With a sink it is scaled by what the weights of each head sum to, so that each position has a bias of its own:
+        ``[b, i, d]`` of the positions ``rows``.
+        """
         if self.b_value is None:
             return self.b_out
-        b_value = self.expand_heads(self.b_value.view(self.kv_heads, -1)).reshape(-1)
-        through = b_value @ self.w_out
+        b_value = self.expand_heads(self.b_value.view(self.kv_heads, -1))  # [h, v]
+        sums = self.pattern.row_sums(rows)
+        if sums is not None:
+            b_value = sums.transpose(1, 2).unsqueeze(-1) * b_value  # [b, i, h, v]
+        through = b_value.flatten(-2) @ self.w_out
         return through if self.b_out is None else through + self.b_out
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -219,7 +256,8 @@ class Attention:
 class FeedForward:
     """A feed-forward network with its activation's input known.
 
-    Plain: ``act(x W_1 + b_1) W_2 + b_2``. Gated: ``(act(x W_g + b_g) * (x W_1 + b_1)) W_2 + b_2``.
+    Plain: ``act(x W_1 + b_1) W_2 + b_2``. Gated: ``(act(x W_g + b_g) * (x W_1 + b_1)) W_2 + b_2``, where the second
+    factor may be clamped, and a number may be added to it.
 
     Attributes:
         w_in, b_in: ``[d, f]``, ``[f]`` or ``None``.
@@ -228,6 +266,9 @@ class FeedForward:
         preactivation: ``[b, i, f]``, the true input of the activation.
         w_gate, b_gate: the gate's map, for a gated network.
         value: ``[b, i, f]``, the true ``x W_1 + b_1`` that the gate multiplies; ``None`` without a gate.
+        norm: its own, in place of the sublayer's ``pre_norm``, or ``None``.
+        limit: what ``value`` is clamped to, from both sides, or ``None``.
+        shift: what is added to it then: ``act(g) * (u + shift)`` is a gated network and ``shift`` times a plain one.
     """
 
     kind: ClassVar[str] = "ffn"
@@ -241,6 +282,34 @@ class FeedForward:
     w_gate: Tensor | None = None
     b_gate: Tensor | None = None
     value: Tensor | None = None
+    norm: Norm | None = None
+    limit: float | None = None
+    shift: float = 0.0
+
+    def frozen_gate(self, rows: slice = slice(None)) -> Tensor:
+        """What ``x W_1 + b_1`` is multiplied by with the gate frozen, ``[b, i, f]`` of the positions ``rows``.
+
+        A clamp counts as an activation: the slope through the origin that gives its true value.
+        """
+        gate = get_activation(self.activation)(self.preactivation[:, rows])
+        if self.limit is None or self.value is None:
+            return gate
+        return gate * (self.limit / self.value[:, rows].abs().clamp_min(self.limit))
+
+    def gate_factor(self, half: bool, rows: slice = slice(None)) -> Tensor | float | None:
+        """What multiplies the activation of the gate where that is decomposed too: half of the value if ``half``, and
+        what is added to the value. ``None`` if the gate is only frozen."""
+        value = self.gated(rows)
+        if value is None or not (half or self.shift):
+            return None
+        return 0.5 * value + self.shift if half else self.shift
+
+    def gated(self, rows: slice = slice(None)) -> Tensor | None:
+        """The true second factor less its shift, ``[b, i, f]`` of the positions ``rows``; ``None`` without a gate."""
+        if self.value is None:
+            return None
+        value = self.value[:, rows]
+        return value if self.limit is None else value.clamp(-self.limit, self.limit)
 
     @property
     def constants(self) -> dict[str, Tensor]:
@@ -254,20 +323,24 @@ class FeedForward:
 
     def __call__(self, x: Tensor) -> Tensor:
         """The forward value, ``[b, i, d]``; ``x`` is not read again, since the pre-activations are known."""
-        hidden = get_activation(self.activation)(self.preactivation)
-        if self.value is not None:
-            hidden = hidden * self.value
-        out = hidden @ self.w_out
+        out = self.hidden() @ self.w_out
         return out if self.b_out is None else out + self.b_out
+
+    def hidden(self) -> Tensor:
+        """What the output's map is applied to, ``[b, i, f]``."""
+        hidden, value = get_activation(self.activation)(self.preactivation), self.gated()
+        return hidden if value is None else hidden * (value + self.shift)
 
 
 #: An operation of a sublayer; its ``kind`` is what engines choose their treatment of it by.
-Op = Attention | FeedForward | Convolution
+Op = Attention | FeedForward | Convolution | Routed
 
 
 @dataclass(frozen=True)
 class Sublayer:
     """``x <- post_norm(x + out_norm(sum_op op(pre_norm(x))))``; each norm optional, several ops run in parallel.
+
+    A network among several may have a norm of its own in place of ``pre_norm`` (:attr:`FeedForward.norm`).
 
     Attributes:
         ops: in parallel; a convolution stands alone, without ``pre_norm`` and ``out_norm``.

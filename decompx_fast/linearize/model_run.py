@@ -18,7 +18,7 @@ from ..errors import UnsupportedModelError, shown
 from .copies import Copies
 from .private_copy import forget_parametrized, modules_of, original, own_forwards, private_copy
 from .record import Record
-from .spec import Context, ModelSpec
+from .spec import Context, ModelSpec, RoutedSpec, choice_name
 
 
 @contextmanager
@@ -143,10 +143,21 @@ class _Listener:
             with plain_mode(self.states[-1].device):
                 self._record.end_layer(done, self.states[-2], self.states[-1], self.contexts[done])
 
+    def note_choice(self, module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
+        """After a router: which networks its layer's positions are sent to."""
+        if self.contexts and isinstance(output, tuple) and isinstance(output[-1], Tensor):
+            self.contexts[-1] = {**self.contexts[-1], choice_name(module): output[-1].detach()}
+
     def note_product(self, module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
         """After a linear map."""
         if self._record is not None:
-            self._record.note(module, output)
+            self._record.note(module, output.clone() if self._spec.in_place and type(output) is Tensor else output)
+
+
+def _choosers(spec: ModelSpec) -> Iterator[nn.Module]:
+    for op in (op for layer in spec.layers for part in layer for op in part.ops):
+        if isinstance(op, RoutedSpec) and op.chooser is not None:
+            yield op.chooser
 
 
 @functools.lru_cache(maxsize=256)
@@ -184,6 +195,8 @@ def run_model(
             hooks.callback(module.register_forward_pre_hook(listener.note_call, with_kwargs=True).remove)
         for module in dict.fromkeys(spec.state_modules):
             hooks.callback(module.register_forward_hook(listener.note_state).remove)
+        for module in dict.fromkeys(_choosers(spec)):
+            hooks.callback(module.register_forward_hook(listener.note_choice).remove)
         for module in () if record is None else record.modules():
             hooks.callback(module.register_forward_hook(listener.note_product).remove)
         # Where a configuration asks for these, transformers would leave hooks of its own on the model.

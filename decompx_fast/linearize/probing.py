@@ -63,6 +63,32 @@ def _inputs(part: nn.Module) -> int:
     return part.in_features if isinstance(part, nn.Linear) else int(getattr(part, "normalized_shape", (0,))[-1])
 
 
+def stored_map(module: nn.Module, features: int) -> tuple[Tensor, Tensor | None] | None:
+    """``W`` ``[d_in, d_out]`` and ``b`` of a linear layer of a project's own class: views on its parameters.
+
+    Whatever its class: a part of the module that holds a ``weight`` and perhaps a ``bias``, where multiplying by them
+    gives the very same numbers as the whole; ``None`` if there is none.
+
+    Args:
+        module: a private copy, in eval mode.
+        features: how many inputs it takes.
+    """
+    x = _questions(module, features)
+    for part in () if x is None else module.modules():
+        weight, bias = part._parameters.get("weight"), part._parameters.get("bias")
+        if x is None or type(weight) is not nn.Parameter or weight.ndim != 2:
+            continue
+        for matrix in (weight, weight.T):
+            if matrix.shape[0] == features and (bias is None or bias.shape == matrix.shape[1:]):
+                ways = [x @ matrix] if bias is None else [torch.addmm(bias, x, matrix), x @ matrix + bias]
+                try:
+                    if any(_equal(module(x), way) for way in ways):
+                        return matrix.detach(), None if bias is None else bias.detach()
+                except Exception:  # whatever it expects, it is no linear layer
+                    return None
+    return None
+
+
 def probe(module: nn.Module, features: int) -> tuple[Tensor, Tensor]:
     """``W`` ``[d_in, d_out]`` and ``b`` ``[d_out]`` of a module that computes ``x W + b``, by running it.
 

@@ -24,6 +24,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from weakref import WeakKeyDictionary
 
 import torch
@@ -33,7 +34,18 @@ from torch import Tensor, nn
 from .evaluate import Steps, linearize_layer
 from .layer import KEEP_BYTES, LinearizedLayer, Norm, Shelf
 from .private_copy import original
-from .spec import Affine, AttentionSpec, Context, ConvolutionSpec, FeedForwardSpec, LayerSpec, NormSpec
+from .spec import (
+    Affine,
+    AttentionSpec,
+    Context,
+    ConvolutionSpec,
+    FeedForwardSpec,
+    LayerSpec,
+    NormSpec,
+    RoutedSpec,
+    ScaleSpec,
+    networks_of,
+)
 
 #: Random directions of the check.
 DIRECTIONS = 8
@@ -72,7 +84,7 @@ class _Recorded(Steps):
         if map_.module is None:  # no module gives its output
             return super().multiply(map_, x)
         y, weight = self._output(map_, x.shape[:-1]), map_.weight
-        if x.shape[-1] != weight.shape[0] or y.shape[-1] != weight.shape[1]:
+        if x.shape[-1] != weight.shape[0] or y.shape[-1] != weight.shape[1:].numel():
             raise NotRecorded
         if not x.dtype == y.dtype == weight.dtype or not x.device == y.device == weight.device:
             raise NotRecorded
@@ -80,17 +92,18 @@ class _Recorded(Steps):
         return y
 
     def _output(self, map_: Affine, shape: torch.Size) -> Tensor:
-        """What the map's module gave in its one call on states of this shape (DeBERTa's also sees distances)."""
+        """What the map's module gave in its one call on states of this shape (DeBERTa's also sees distances), be it
+        with all positions on one axis."""
         found = () if map_.module is None else self._outputs.get(map_.module, ())
         if any(y is None for y in found):
             raise NotRecorded
-        fitting = [y for y in found if y is not None and y.shape[:-1] == shape]
+        fitting = [y for y in found if y is not None and y.shape[:-1] in (shape, (shape.numel(),))]
         if len(fitting) != 1:
             raise NotRecorded
-        return fitting[0][..., map_.columns]
+        return map_.of_output(fitting[0].reshape(*shape, -1))
 
-    def normalize(self, spec: NormSpec, x: Tensor) -> tuple[Norm, Tensor]:
-        if not spec.centre:
+    def normalize(self, spec: NormSpec | ScaleSpec, x: Tensor) -> tuple[Norm, Tensor]:
+        if isinstance(spec, ScaleSpec) or not spec.centre:
             return super().normalize(spec, x)
         weight = None if spec.weight is None else spec.weight.to(x.dtype)
         bias = None if spec.bias is None else spec.bias.to(x.dtype)
@@ -235,15 +248,21 @@ def _maps(layer: LayerSpec) -> Iterator[Affine]:
         for op in sublayer.ops:
             if isinstance(op, AttentionSpec):
                 yield from (op.query, op.key, op.value, op.out)
-            elif isinstance(op, FeedForwardSpec):
-                yield from (map_ for map_ in (op.into, op.out, op.gate) if map_ is not None)
+            elif isinstance(op, RoutedSpec):
+                yield op.router
+            for network in networks_of(op):
+                yield from (map_ for map_ in (network.into, network.out, network.gate) if map_ is not None)
 
 
 def _weights(layer: LayerSpec) -> Iterator[Tensor]:
-    norms = (norm for part in layer for norm in (part.pre_norm, part.out_norm, part.post_norm) if norm is not None)
-    found = [(map_.weight, map_.bias) for map_ in _maps(layer)] + [(norm.weight, norm.bias) for norm in norms]
+    every = [norm for part in layer for norm in (part.pre_norm, part.out_norm, part.post_norm)]
+    every += [op.norm for part in layer for op in part.ops if isinstance(op, FeedForwardSpec)]
+    norms = [norm for norm in every if isinstance(norm, NormSpec)]
+    sinks = [op.sink for part in layer for op in part.ops if isinstance(op, AttentionSpec)]
+    found: list[tuple[Tensor | None, Tensor | None]] = [(map_.weight, map_.bias) for map_ in _maps(layer)]
+    found += [(norm.weight, norm.bias) for norm in norms]
     found += [(op.weight, op.bias) for part in layer for op in part.ops if isinstance(op, ConvolutionSpec)]
-    yield from (tensor for pair in found for tensor in pair if tensor is not None)
+    yield from (tensor for tensor in (*sinks, *chain.from_iterable(found)) if tensor is not None)
 
 
 def _sketch(state: Tensor) -> Tensor:
@@ -273,7 +292,7 @@ def _projected(map_: Affine) -> Projection:
         return _project(map_)
     state = (map_.weight.dtype, *((part.data_ptr(), part._version, *part.shape) for part in parts))
     parts_known = _projections.setdefault(module, {})
-    key = (map_.columns.start, map_.columns.stop)
+    key = (map_.columns.start, map_.columns.stop, map_.groups)
     known = parts_known.get(key)
     if known is None or known[0] != state:
         known = parts_known[key] = (state, _project(map_))
@@ -282,8 +301,9 @@ def _projected(map_: Affine) -> Projection:
 
 def _project(map_: Affine) -> Projection:
     # R^T W^T, with the weight as a linear layer stores it, is many times faster than W R.
-    directions = _directions(map_.weight.shape[1], map_.weight.dtype, map_.weight.device)
-    return directions @ map_.weight.T, None if map_.bias is None else directions @ map_.bias
+    matrix, vector = map_.matrix, map_.vector
+    directions = _directions(matrix.shape[1], matrix.dtype, matrix.device)
+    return directions @ matrix.T, None if vector is None else directions @ vector
 
 
 def _forget(layer: LayerSpec) -> None:

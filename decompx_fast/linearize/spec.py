@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import UnsupportedModelError
-from .probing import NotAffine, probe, stand_in
+from .probing import NotAffine, probe, stand_in, stored_map
 
 QUANTIZED_WORDS = (
     "quant",
@@ -37,32 +38,64 @@ class Affine:
     """``y = x W + b``: ``weight`` is ``[d_in, d_out]``, ``bias`` ``[d_out]`` or ``None``.
 
     Attributes:
-        weight, bias: views on what the model holds.
+        weight, bias: views on what the model holds. Where it stores several maps in turns, group by group of their
+            outputs, no view has two axes: then ``weight`` is ``[d_in, groups, size]``, ``bias`` ``[groups, size]``.
         module: what the map was read from, if anything: whoever runs the model can listen there for its output.
-        columns: which of the module's outputs are this map's, where several maps are stored as one (:meth:`part`).
+        columns: which of the module's outputs are this map's, where several maps are stored as one (:meth:`columns_of`,
+            :meth:`part`); of each of so many ``groups`` of them.
     """
 
     weight: Tensor
     bias: Tensor | None
     module: nn.Module | None = field(default=None, repr=False, compare=False)
     columns: slice = field(default_factory=lambda: slice(None), repr=False, compare=False)
+    groups: int = field(default=1, repr=False, compare=False)
 
     def to(self, dtype: torch.dtype) -> Affine:
         """The same map in another dtype; the very same tensors where the dtype is already right."""
         bias = None if self.bias is None else self.bias.to(dtype)
         return replace(self, weight=self.weight.to(dtype), bias=bias)
 
+    @property
+    def matrix(self) -> Tensor:
+        """``W`` ``[d_in, d_out]``: the view, or, where maps are stored in turns, a copy for the moment."""
+        return self.weight.flatten(1)
+
+    @property
+    def vector(self) -> Tensor | None:
+        """``b`` ``[d_out]``, likewise."""
+        return None if self.bias is None else self.bias.flatten()
+
     def part(self, number: int, count: int) -> Affine:
         """The maps that are stored as one, ``[d_in, count * d_out]``, taken apart again: views, no copies."""
+        size = self.weight.shape[1] // count
+        return self.columns_of(number * size, (number + 1) * size)
+
+    def columns_of(self, start: int, stop: int, groups: int = 1) -> Affine:
+        """The map of some outputs, those from ``start`` to ``stop`` in each of the groups: a view, no copy.
+
+        Args:
+            start, stop: as numbers of a group's outputs.
+            groups: how many equal groups the outputs come in, one after the other.
+        """
         if self.columns != slice(None):
             raise ValueError("a part of a map has no parts")
-        size = self.weight.shape[1] // count
-        columns = slice(number * size, (number + 1) * size)
-        bias = None if self.bias is None else self.bias[columns]
-        return Affine(self.weight[:, columns], bias, self.module, columns)
+        columns = slice(start, stop)
+        if groups == 1:
+            bias = None if self.bias is None else self.bias[columns]
+            return Affine(self.weight[:, columns], bias, self.module, columns)
+        bias = None if self.bias is None else self.bias.unflatten(0, (groups, -1))[:, columns]
+        return Affine(self.weight.unflatten(1, (groups, -1))[..., columns], bias, self.module, columns, groups)
+
+    def of_output(self, y: Tensor) -> Tensor:
+        """This map's part of what its module gave, ``[..., d_out]``."""
+        if self.groups == 1:
+            return y[..., self.columns]
+        return y.unflatten(-1, (self.groups, -1))[..., self.columns].flatten(-2)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return x @ self.weight if self.bias is None else x @ self.weight + self.bias
+        vector = self.vector
+        return x @ self.matrix if vector is None else x @ self.matrix + vector
 
 
 @dataclass(frozen=True)
@@ -73,6 +106,14 @@ class NormSpec:
     bias: Tensor | None
     eps: float
     centre: bool = True
+
+
+@dataclass(frozen=True)
+class ScaleSpec:
+    """A multiplication by a number, in the place of a norm: a norm whose statistics are the same for every input."""
+
+    factor: float
+    bias: ClassVar[None] = None
 
 
 #: What a layer's module was called with besides the hidden state, by the names of its parameters.
@@ -94,10 +135,11 @@ class AttentionSpec:
         query, key, value, out: the projections.
         heads, kv_heads: their numbers.
         scale: the factor of the logits.
-        causal, window: as for :class:`.layer.AttentionPattern`.
+        causal, window, softcap: as for :class:`.layer.AttentionPattern`.
         positions: what the model does to queries and keys before they meet (rotary positions, norms), and what it adds
             to the logits (relative positions), or ``None``. Nothing that it does is decomposed: it changes the
             attention weights alone, and those are constants.
+        sink: ``[h]``, a logit of each head whose weight goes nowhere, or ``None``.
     """
 
     kind: ClassVar[str] = "attention"
@@ -112,11 +154,17 @@ class AttentionSpec:
     causal: bool = False
     window: int | None = None
     positions: Positions | None = None
+    softcap: float | None = None
+    sink: Tensor | None = None
 
 
 @dataclass(frozen=True)
 class FeedForwardSpec:
-    """A feed-forward network; gated where ``gate`` is given."""
+    """A feed-forward network; gated where ``gate`` is given.
+
+    Where it stands beside an attention, ``norm`` is its own, taken in place of the sublayer's ``pre_norm``. ``limit``
+    and ``shift`` are those of the value that the gate multiplies, as for :class:`.layer.FeedForward`.
+    """
 
     kind: ClassVar[str] = "ffn"
 
@@ -124,6 +172,37 @@ class FeedForwardSpec:
     out: Affine
     activation: str
     gate: Affine | None = None
+    norm: NormSpec | None = None
+    limit: float | None = None
+    shift: float = 0.0
+
+
+#: From the logits of a router ``[r, e]``, and perhaps the numbers ``[r, k]`` of the networks that each position is sent
+#: to, to the weights and the numbers of these networks, both ``[r, k]``.
+Route = Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True)
+class RoutedSpec:
+    """Networks of which each position goes through a few, by the logits of a router.
+
+    Attributes:
+        router: ``[d, e]``.
+        experts: the networks.
+        route: who goes where, and with which weight.
+        active: how many networks a position is sent to.
+        chooser: a module whose last output, when the model runs it, is who goes where, ``[r, k]``: two logits that are
+            nearly the same may be told apart in one precision and not in another. ``None``: ``route`` decides.
+    """
+
+    kind: ClassVar[str] = "ffn"
+    norm: ClassVar[None] = None
+
+    router: Affine
+    experts: tuple[FeedForwardSpec, ...]
+    route: Route
+    active: int
+    chooser: nn.Module | None = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True)
@@ -146,7 +225,7 @@ class ConvolutionSpec:
 
 
 #: An operation as weights.
-OpSpec = AttentionSpec | FeedForwardSpec | ConvolutionSpec
+OpSpec = AttentionSpec | FeedForwardSpec | ConvolutionSpec | RoutedSpec
 
 
 @dataclass(frozen=True)
@@ -155,7 +234,7 @@ class SublayerSpec:
 
     ops: tuple[OpSpec, ...]
     pre_norm: NormSpec | None = None
-    out_norm: NormSpec | None = None
+    out_norm: NormSpec | ScaleSpec | None = None
     post_norm: NormSpec | None = None
 
 
@@ -168,7 +247,7 @@ class HeadStepSpec:
 
     map: Affine | None = None
     activation: str | None = None
-    norm: NormSpec | None = None
+    norm: NormSpec | ScaleSpec | None = None
 
 
 @dataclass(frozen=True)
@@ -203,8 +282,8 @@ class ModelSpec:
             be compared with no more closely.
         prepare: changes the private copy of the model as its ``forward`` would for these inputs, before it is run; or
             refuses them.
-        in_place: whether the model goes on to change the states that leave ``state_modules`` in place, if only by a
-            mask that hides nothing: then a copy is kept.
+        in_place: whether the model goes on to change in place what leaves ``state_modules``, if only by a mask that
+            hides nothing, or the maps of a layer: then copies are kept.
         backbone: what is run where the head is not; ``None``: the model.
         outputs_of: gives the outputs ``[r, C]`` of the states ``[r, d]`` by the head modules of the model that it is
             given. ``None``: the model is run with its head, and gives logits ``[b, C]``.
@@ -235,13 +314,48 @@ class ModelSpec:
         op = self.layers[0][0].ops[0]
         if isinstance(op, ConvolutionSpec):
             return op.weight.shape[0]
+        if isinstance(op, RoutedSpec):
+            return op.router.weight.shape[0]
         return (op.value if isinstance(op, AttentionSpec) else op.into).weight.shape[0]
+
+    @property
+    def has_bias(self) -> bool:
+        """Whether any number is added between the embedding and the logits, so that there is something to share.
+
+        Biases of queries, keys and routers do not count: they change weights, which are constants.
+        """
+        parts = [part for layer in self.layers for part in layer]
+        norms = [norm for part in parts for norm in (part.pre_norm, part.out_norm, part.post_norm)]
+        norms += [op.norm for part in parts for op in part.ops if isinstance(op, FeedForwardSpec)]
+        norms += [step.norm for step in self.head]
+        maps = [step.map for step in self.head] + [map_ for part in parts for op in part.ops for map_ in value_maps(op)]
+        convolutions = [op for part in parts for op in part.ops if isinstance(op, ConvolutionSpec)]
+        return any(found is not None and found.bias is not None for found in chain(norms, maps, convolutions))
 
     @property
     def classes(self) -> int:
         """How many outputs the head gives."""
         maps = [step.map for step in self.head if step.map is not None]
         return maps[-1].weight.shape[1] if maps else self.width
+
+
+def choice_name(chooser: nn.Module) -> str:
+    """Under which name a layer's context has what a chooser chose in it."""
+    return f"choice of {id(chooser)}"
+
+
+def networks_of(op: OpSpec) -> tuple[FeedForwardSpec, ...]:
+    """The feed-forward networks of an operation, those that positions choose among included."""
+    if isinstance(op, RoutedSpec):
+        return op.experts
+    return (op,) if isinstance(op, FeedForwardSpec) else ()
+
+
+def value_maps(op: OpSpec) -> list[Affine | None]:
+    """The linear maps that what is decomposed goes through: not those of queries, keys and routers."""
+    if isinstance(op, AttentionSpec):
+        return [op.value, op.out]
+    return [map_ for network in networks_of(op) for map_ in (network.into, network.gate, network.out)]
 
 
 def _check_convolutions(layer: LayerSpec, index: int) -> None:
@@ -280,12 +394,27 @@ def layer_norm(module: nn.Module, name: str) -> NormSpec:
 
 
 def own_layer_norm(module: nn.Module, name: str) -> NormSpec:
-    """The parameters of a LayerNorm of a project's own class, ``(x - mean(x)) / sqrt(var(x) + eps) * weight + bias``.
+    """The parameters of a LayerNorm of a project's own class, ``(x - mean(x)) / sqrt(var(x) + eps) * weight + bias``;
+    perhaps without the bias.
 
     Raises:
         UnsupportedModelError: if it computes anything else.
     """
     return _norm_by_formula(module, name, "a LayerNorm", centre=True)
+
+
+def plain_norm(module: nn.Module, name: str, width: int, eps: float) -> NormSpec:
+    """A LayerNorm without parameters, ``(x - mean(x)) / sqrt(var(x) + eps)``.
+
+    Raises:
+        UnsupportedModelError: if it computes anything else.
+    """
+    x = torch.randn(2, 1, width, generator=torch.Generator("cpu").manual_seed(0), device="cpu")
+    expected = torch.nn.functional.layer_norm(x, (width,), eps=eps)
+    if next(module.parameters(), None) is not None:
+        raise _unsupported(name, module, "a LayerNorm without parameters")
+    _compare_norms(module(x), expected, name, module, "a LayerNorm without parameters")
+    return NormSpec(None, None, eps)
 
 
 def embedding_module(module: nn.Module, name: str) -> nn.Embedding:
@@ -304,38 +433,50 @@ def embedding_module(module: nn.Module, name: str) -> nn.Embedding:
 OWN_NORM_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-5}
 
 
-def rms_norm(module: nn.Module, name: str) -> NormSpec:
+def rms_norm(module: nn.Module, name: str, *, one_plus: bool = False) -> NormSpec:
     """The parameters of an RMSNorm, ``x / sqrt(mean_d(x^2) + eps) * weight``; each project has a class of its own.
+
+    Args:
+        module, name: as for :func:`affine`.
+        one_plus: whether the module keeps ``weight - 1``.
 
     Raises:
         UnsupportedModelError: if it computes anything else.
     """
-    return _norm_by_formula(module, name, "an RMSNorm", centre=False)
+    return _norm_by_formula(module, name, "an RMSNorm", centre=False, one_plus=one_plus)
 
 
-def _norm_by_formula(module: nn.Module, name: str, kind: str, *, centre: bool) -> NormSpec:
+def _norm_by_formula(module: nn.Module, name: str, kind: str, *, centre: bool, one_plus: bool = False) -> NormSpec:
     """The parameters of a norm of whatever class, if it computes what they say."""
     weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
     eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
-    if not isinstance(weight, Tensor) or not isinstance(eps, float) or isinstance(bias, Tensor) != centre:
+    biased = isinstance(bias, Tensor)
+    if not isinstance(weight, Tensor) or not isinstance(eps, float) or (biased and not centre):
         raise _unsupported(name, module, kind)
-    generator = torch.Generator("cpu").manual_seed(0)
-    x = torch.randn(2, 1, len(weight), generator=generator, device="cpu").to(weight)
+    dtype = weight.dtype
+    x = torch.randn(2, 1, *weight.shape, generator=torch.Generator("cpu").manual_seed(0), device="cpu").to(weight)
+    if one_plus:  # d numbers; in float32 at least, as the models add them, since half precisions would round the sum
+        weight = 1 + weight.to(torch.promote_types(dtype, torch.float32))
     centred = x - x.mean(-1, keepdim=True) if centre else x
     expected = centred / (centred.square().mean(-1, keepdim=True) + eps).sqrt() * weight
-    expected = expected if bias is None else expected + bias
-    gap = (module(x) - expected).abs().max() / expected.abs().max().clamp_min(1e-30)
-    if not gap <= OWN_NORM_TOLERANCE.get(weight.dtype, 2e-2):
+    expected = expected + bias if isinstance(bias, Tensor) else expected
+    _compare_norms(module(x), expected, name, module, kind)
+    return NormSpec(_vector(weight), _vector(bias) if biased else None, eps, centre)
+
+
+def _compare_norms(found: Tensor, expected: Tensor, name: str, module: nn.Module, kind: str) -> None:
+    gap = (found - expected).abs().max() / expected.abs().max().clamp_min(1e-30)
+    if not gap <= OWN_NORM_TOLERANCE.get(found.dtype, 2e-2):
         raise _unsupported(name, module, f"{kind} (it differs from one by {gap:.1e} of its size)")
-    return NormSpec(_vector(weight), _vector(bias), eps, centre)
 
 
 def affine(module: nn.Module, name: str, features: int) -> Affine:
     """The map ``x W + b`` that a module computes on ``features`` inputs.
 
-    A plain ``nn.Linear`` gives views on its parameters, and so does one in a wrapper that computes what it does. Any
-    other module (a linear layer with a low-rank adapter, say) is evaluated on the unit vectors, once for as long as
-    its answers stay the same, and accepted if it then proves to be affine.
+    A plain ``nn.Linear`` gives views on its parameters, and so do one in a wrapper that computes what it does and a
+    class of a project's own that multiplies by its ``weight`` (GPT-2's ``Conv1D``). Any other module (a linear layer
+    with a low-rank adapter, say) is evaluated on the unit vectors, once for as long as its answers stay the same, and
+    accepted if it then proves to be affine.
 
     Args:
         module: in eval mode.
@@ -349,7 +490,8 @@ def affine(module: nn.Module, name: str, features: int) -> Affine:
     plain = isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward
     linear = module if plain else stand_in(module, nn.Linear, features)
     if not isinstance(linear, nn.Linear):
-        return _probe(module, name, features)
+        stored = stored_map(module, features)
+        return _probe(module, name, features) if stored is None else Affine(*stored, module)
     weight = linear.weight
     if type(weight) not in (Tensor, nn.Parameter):
         raise UnsupportedModelError(
@@ -357,6 +499,22 @@ def affine(module: nn.Module, name: str, features: int) -> Affine:
             "tensor: load the model in float32, float16 or bfloat16, whole on one device"
         )
     return Affine(weight.detach().t(), _vector(linear.bias), module)
+
+
+def stored(module: nn.Module, parameter: str, name: str) -> Tensor:
+    """A parameter of a module that is no linear layer of torch, such as the weights of all experts.
+
+    Raises:
+        UnsupportedModelError: if it is quantised, or no plain tensor.
+    """
+    _refuse_quantized(module, name)
+    found = getattr(module, parameter)
+    if type(found) not in (Tensor, nn.Parameter) or not found.is_floating_point():
+        raise UnsupportedModelError(
+            f"{name}.{parameter} is a {type(found).__name__}, not a plain tensor of floating-point numbers: load the "
+            "model in float32, float16 or bfloat16, whole on one device"
+        )
+    return found.detach()
 
 
 def convolution(module: nn.Module, name: str, activation: str) -> ConvolutionSpec:

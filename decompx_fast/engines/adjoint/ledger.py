@@ -40,7 +40,10 @@ class Ledger:
         """Note ``g[i] . bias`` for ``rows``; ``bias`` is ``[d]``, or ``[b, i, d]`` with these ``i``."""
         if bias is None or (self._rule == "none" and self._sites is None):
             return
-        share = g @ bias if bias.ndim == 1 else (g * bias.unsqueeze(1)).sum(-1)  # [b, m, i]
+        self.note(place, g @ bias if bias.ndim == 1 else (g * bias.unsqueeze(1)).sum(-1), rows)
+
+    def note(self, place: str, share: Tensor, rows: slice) -> None:
+        """Note what a bias adds at ``rows``, ``[b, m, i]``."""
         total = share.sum(-1)
         if self._sites is not None:
             key = (self.layer, place)

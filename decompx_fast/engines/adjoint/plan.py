@@ -62,7 +62,7 @@ class AdjointPlan(PlanText):
     def constants_bytes(self) -> int:
         """Queries, keys and pre-activations: of all layers as far as they are kept, and of one that is made anew."""
         s = self.shape
-        layer = s.f * (s.networks + s.gated) + s.d * bool(s.taps) + (s.heads + s.kv_heads) * s.head_size
+        layer = s.f * s.networks * (1 + s.gated) + s.d * bool(s.taps) + (s.heads + s.kv_heads) * s.head_size
         layer_bytes = layer * self._positions * self.dtype.itemsize
         whole = s.layers * layer_bytes
         return whole if whole <= KEEP_BYTES else KEEP_BYTES + layer_bytes
@@ -91,7 +91,7 @@ class AdjointPlan(PlanText):
         s = self.shape
         networks = s.networks if self.config.ffn else 0
         mixed, values = s.heads * s.head_size, s.kv_heads * s.head_size
-        maps = 2 if s.gated and self.config.gate == "half" else 1
+        maps = 2 if s.opens_gates(self.config) else 1
         network = 2 * s.d * s.f * (1 + maps) * networks
         attended = 2 * self.batch * mixed
         everywhere = self._positions * (network + 2 * s.d * (mixed + values))
@@ -127,6 +127,7 @@ class AdjointPlan(PlanText):
         together = f", {self.at_once} at once" if self.at_once < self.directions else ""
         return (
             ("engine", "adjoint: the decomposed state is not formed"),
+            *(() if self.shape.biased else (("biases", "none, so that every rule gives the same scores"),)),
             ("input", f"{self.batch} x {self.n} tokens in {str(self.dtype).removeprefix('torch.')}"),
             ("directions", f"{self.directions}{together}"),
             ("peak", f"{gib(self.peak_bytes)} of tensors beside the model"),

@@ -25,7 +25,16 @@ from torch import Tensor
 
 from ...activations import get_activation, linear_piece
 from ...config import DecompXConfig
-from ...linearize.layer import WORKSPACE_BYTES, Attention, AttentionPattern, Convolution, FeedForward, HeadStep, Norm
+from ...linearize.layer import (
+    WORKSPACE_BYTES,
+    Attention,
+    AttentionPattern,
+    Convolution,
+    FeedForward,
+    HeadStep,
+    Norm,
+    Routed,
+)
 from ..blocks import blocks
 from ..head import head_piece
 
@@ -48,6 +57,9 @@ class BiasLedger(Protocol):
 
     def add(self, place: str, g: Tensor, bias: Tensor | None, rows: slice) -> None:
         """Note ``g[i] . bias`` for ``rows``; ``bias`` is ``[d]``, or ``[b, i, d]`` with these ``i``."""
+
+    def note(self, place: str, share: Tensor, rows: slice) -> None:
+        """Note what a bias adds at ``rows``, ``[b, m, i]``."""
 
     def credit(self, scores: Tensor, rows: slice) -> None:
         """Note scores ``[b, m, k]`` that are the tokens' own under every rule, for the tokens ``rows``."""
@@ -72,9 +84,51 @@ def pull_feed_forward(op: FeedForward, g: Tensor, rows: slice, config: DecompXCo
         if op.value is None or op.w_gate is None:
             out[:, :, block] = _pull_activation(op, hidden, positions, config, ledger)
         else:
-            value = op.value[:, positions]
-            out[:, :, block] = _pull_gated(op, op.w_gate, value, hidden, positions, config, ledger)
+            out[:, :, block] = _pull_gated(op, op.w_gate, hidden, positions, config, ledger)
     return out
+
+
+class _Among:
+    """A ledger of the positions that one network of several is given, all of them as one input.
+
+    Args:
+        ledger: of all positions.
+        item, position: ``[r]``, where each stands in the gradient ``[b, m, i, d]`` of ``rows``.
+        shape: ``b`` and ``i`` of that.
+    """
+
+    def __init__(self, ledger: BiasLedger, item: Tensor, position: Tensor, shape: tuple[int, int], rows: slice) -> None:
+        self._ledger, self._item, self._position, self._shape, self._rows = ledger, item, position, shape, rows
+
+    def add(self, place: str, g: Tensor, bias: Tensor | None, rows: slice) -> None:
+        if bias is not None:
+            self.note(place, g @ bias if bias.ndim == 1 else (g * bias.unsqueeze(1)).sum(-1), rows)
+
+    def note(self, place: str, share: Tensor, rows: slice) -> None:
+        b, n_rows = self._shape
+        each = share.new_zeros(b, n_rows, share.shape[1])
+        each[self._item[rows], self._position[rows]] = share[0].T
+        self._ledger.note(place, each.transpose(1, 2), self._rows)
+
+    def credit(self, scores: Tensor, rows: slice) -> None:
+        raise TypeError("a network has nothing that is the tokens' own")
+
+
+def pull_routed(op: Routed, g: Tensor, rows: slice, config: DecompXConfig, ledger: BiasLedger) -> Tensor:
+    """Back through networks of which each position went through a few; ``[b, m, i, d]`` to the same."""
+    b, _, n_rows, _ = g.shape
+    n = op.positions // b
+    out = g.new_zeros(b, n_rows, g.shape[1], g.shape[3])  # [b, i, m, d]
+    for part in op.parts:
+        held = (part.at % n >= rows.start) & (part.at % n < rows.stop)
+        here = part.chosen(held, part.at[held])
+        item, position = here.at // n, here.at % n - rows.start
+        given = g[item, :, position].transpose(0, 1) * here.weight.unsqueeze(-1)  # [m, r, d]
+        among = _Among(ledger, item, position, (b, n_rows), rows)
+        part_of = slice(0, len(here.at))
+        pulled = pull_feed_forward(here.network, given.unsqueeze(0), part_of, config, among)[0]
+        out.index_put_((item, position), pulled.transpose(0, 1), accumulate=True)
+    return out.transpose(1, 2).contiguous()
 
 
 def pull_convolution(
@@ -102,40 +156,45 @@ def _pull_activation(op: FeedForward, hidden: Tensor, rows: slice, config: Decom
 def _pull_gated(
     op: FeedForward,
     w_gate: Tensor,
-    value: Tensor,
     hidden: Tensor,
     rows: slice,
     config: DecompXConfig,
     ledger: BiasLedger,
 ) -> Tensor:
-    """``act(G) * U`` with ``act(G)`` frozen, or half of it through ``G``, half through ``U`` (``value``)."""
-    activation, zeta = get_activation(op.activation), op.preactivation[:, rows]
-    if config.gate == "value":
-        hidden.mul_(activation(zeta).unsqueeze(1))
-        ledger.add("ffn.in", hidden, op.b_in, rows)
-        return hidden @ op.w_in.T
-    slope, intercept = linear_piece(activation, zeta, config.activation)
-    ledger.add("ffn.intercept", hidden, None if intercept is None else 0.5 * intercept * value, rows)
-    through_gate = hidden * (0.5 * slope * value).unsqueeze(1)
-    ledger.add("ffn.gate", through_gate, op.b_gate, rows)
-    through_value = hidden.mul_((0.5 * activation(zeta)).unsqueeze(1))
+    """``act(G) * U`` with ``act(G)`` frozen, or half of it through ``G``, half through ``U``."""
+    half = config.gate == "half"
+    factor, frozen_gate = op.gate_factor(half, rows), op.frozen_gate(rows)
+    through_gate = None
+    if factor is not None:
+        activation, zeta = get_activation(op.activation), op.preactivation[:, rows]
+        slope, intercept = linear_piece(activation, zeta, config.activation)
+        ledger.add("ffn.intercept", hidden, None if intercept is None else intercept * factor, rows)
+        through_gate = hidden * (slope * factor).unsqueeze(1)
+        ledger.add("ffn.gate", through_gate, op.b_gate, rows)
+    through_value = hidden.mul_((0.5 * frozen_gate if half else frozen_gate).unsqueeze(1))
     ledger.add("ffn.in", through_value, op.b_in, rows)
-    return through_value @ op.w_in.T + through_gate @ w_gate.T
+    pulled = through_value @ op.w_in.T
+    return pulled if through_gate is None else pulled + through_gate @ w_gate.T
 
 
-def pull_attention(op: Attention, g: Tensor, rows: slice, ledger: BiasLedger, *, value_bias_rides: bool) -> Tensor:
-    """Back through an attention; ``[b, m, i, d]`` of the target positions ``rows`` to ``[b, m, j, d]`` of all.
+def pull_attention(
+    op: Attention, g: Tensor, rows: slice, ledger: BiasLedger, *, value_bias_rides: bool
+) -> tuple[Tensor, slice]:
+    """Back through an attention; ``[b, m, i, d]`` of the target positions ``rows`` to ``[b, m, j, d]`` of those that
+    they attend, which are told as well: where it is causal or windowed, not all.
 
     Args:
         value_bias_rides: whether the value bias of position ``j`` is token ``j``'s own (the released code, in its
             first layer); else ``b_V W_O + b_O`` is one bias of the target position.
     """
-    ledger.add("attention", g, op.b_out if value_bias_rides else op.bias(), rows)
+    rides = value_bias_rides and op.b_value is not None
+    ledger.add("attention", g, op.b_out if rides else op.bias(rows), rows)
     mixed = (g @ op.w_out.T).unflatten(-1, (op.heads, -1))  # [b, m, i, h, v]
-    values = pull_mix(op.pattern, mixed, rows).flatten(-2)  # [b, m, j, (g v)]
+    columns = op.pattern.columns(rows)
+    values = pull_mix(op.pattern, mixed, rows)[:, :, columns].flatten(-2)  # [b, m, j, (g v)]
     if value_bias_rides and op.b_value is not None:
-        ledger.credit(values @ op.b_value, slice(0, values.shape[2]))
-    return values @ op.w_value.T
+        ledger.credit(values @ op.b_value, columns)
+    return values @ op.w_value.T, columns
 
 
 def pull_mix(pattern: AttentionPattern, g: Tensor, rows: slice) -> Tensor:

@@ -37,6 +37,7 @@ from ...linearize.layer import (
     Linearization,
     LinearizedLayer,
     Norm,
+    Routed,
     Sublayer,
 )
 from ..accuracy import Conditioning, model_dtype_of
@@ -46,7 +47,7 @@ from ..dtype_range import finite
 from ..reach import Reach, active_ops, reach_after, reach_of_convolution
 from ..terms import Terms, largest_gap
 from .ledger import Ledger
-from .pullback import pull_attention, pull_convolution, pull_feed_forward, pull_head_step, pull_norm
+from .pullback import pull_attention, pull_convolution, pull_feed_forward, pull_head_step, pull_norm, pull_routed
 from .tape import Tape
 from .wanted import Wanted
 
@@ -268,14 +269,14 @@ def _pull_sublayer(
     if x is not None:
         ledger.carry(f"{kind}_residual", g, x[:, rows], rows)
         normed = sublayer.pre_norm.linear(x) if sublayer.pre_norm is not None and with_norms else x
-    # Attention first: it reads all positions, and the others add to some of them.
-    for op in sorted(active_ops(sublayer, config), key=lambda op: isinstance(op, FeedForward)):
+    # Attention first: it reads all positions that the others add to, and more.
+    for op in sorted(active_ops(sublayer, config), key=lambda op: op.kind == FeedForward.kind):
         if isinstance(op, Attention):
             ledger.reach = None if reach is None else reach.through(op.pattern)
-            part = pull_attention(op, branch, rows, ledger, value_bias_rides=value_bias_rides)
+            part, columns = pull_attention(op, branch, rows, ledger, value_bias_rides=value_bias_rides)
             if x is not None:
-                ledger.carry("attention", part, normed, slice(0, part.shape[2]))
-            u, u_rows = part if u is None else u.add_(part), slice(0, part.shape[2])
+                ledger.carry("attention", part, normed[:, columns], columns)
+            u, u_rows = (part, columns) if u is None else _both(u, u_rows, part, columns)
         elif isinstance(op, Convolution):  # back to the embedding at once, whose vectors are the tokens' own
             ledger.reach = reach_of_convolution(op)
             part, tokens = pull_convolution(op, branch, rows, config, ledger)
@@ -283,15 +284,33 @@ def _pull_sublayer(
             ledger.carry("convolution", part, op.embedding[:, tokens], tokens)
         else:
             ledger.reach = reach
-            part = pull_feed_forward(op, branch, rows, config, ledger)
+            pull_network = pull_routed if isinstance(op, Routed) else pull_feed_forward
+            part = pull_network(op, branch, rows, config, ledger)  # type: ignore[arg-type]
+            own = op.norm if config.ln2 else None
             if x is not None:
-                ledger.carry("ffn", part, normed[:, rows], rows)
+                read = normed if op.norm is None else x if own is None else own.linear(x)
+                ledger.carry("ffn", part, read[:, rows], rows)
+            if op.norm is not None:  # back to the state at once, past the norm of the others
+                if own is not None:
+                    ledger.add("pre_ln2", part, own.bias, rows)
+                    part = pull_norm(own, part, rows)
+                g = g + part
+                continue
             u = part if u is None else _add_rows(u, part, rows, u_rows)
     if u is None:
         return g, rows
     ledger.reach = reach
     u = pull(sublayer.pre_norm, f"pre_{name}", u, u_rows)
     return _add_rows(u, g, rows, u_rows), u_rows
+
+
+def _both(u: Tensor, u_rows: slice, part: Tensor, rows: slice) -> tuple[Tensor, slice]:
+    """The sum of what is there for two ranges of positions, and the range that holds both."""
+    union = slice(min(u_rows.start, rows.start), max(u_rows.stop, rows.stop))
+    if union != u_rows:
+        wider = u.new_zeros(*u.shape[:2], union.stop - union.start, u.shape[3])
+        u = _add_rows(wider, u, u_rows, union)
+    return _add_rows(u, part, rows, union), union
 
 
 def _add_rows(u: Tensor, part: Tensor, rows: slice, u_rows: slice) -> Tensor:

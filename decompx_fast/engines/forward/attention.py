@@ -289,7 +289,7 @@ def attend_row(
                 b_value = op.expand_heads(op.b_value.to(x.dtype).view(op.kv_heads, -1))  # [h, v]
                 values += (alpha[item] @ own).unsqueeze(-1) * b_value.unsqueeze(1)
             z[item, 0, sources] = values.transpose(0, 1).flatten(1) @ w_out
-    bias = _remaining_bias(op, ride)
+    bias = _remaining_bias(op, ride, slice(position, position + 1))
     collector = options.collector(bias, z)
     if collector is not None:
         collector.add(z, slice(0, k))
@@ -324,9 +324,10 @@ def _ride_(values: Tensor, b_value: Tensor, member: Tensor, sources: slice) -> N
     values.addcmul_(own.unsqueeze(-1).to(values.dtype), b_value.to(values.dtype))
 
 
-def _remaining_bias(op: Attention, ride: bool) -> Tensor | None:
-    """The bias that is shared: ``b_O`` alone where the value bias rides with the values."""
-    return op.b_out if ride and op.b_value is not None else op.bias()
+def _remaining_bias(op: Attention, ride: bool, rows: slice = slice(None)) -> Tensor | None:
+    """The bias that is shared: ``b_O`` alone where the value bias rides with the values; of the positions ``rows``
+    where each has its own."""
+    return op.b_out if ride and op.b_value is not None else op.bias(rows)
 
 
 def _constant_through(vector: Tensor, op: Attention) -> Tensor:

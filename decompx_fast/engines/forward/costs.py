@@ -152,8 +152,8 @@ class Costs:
         branch, networks = s.keeps_branch(self.config), s.networks if self.config.ffn else 0
         vectors = int(s.pre_norm)
         if networks or s.normed_branches or s.taps:
-            vectors += (not branch) + (networks > 0 and (branch or networks > 1))
-        hidden = 0 if not networks or self.fused else s.f * (2 if s.gated and self.config.gate == "half" else 1)
+            vectors += (not branch) + (networks > 0 and (branch or networks > 1 or s.routed)) + s.routed
+        hidden = 0 if not networks or self.fused else s.f * (2 if s.opens_gates(self.config) else 1)
         return self.k * (vectors * s.d + hidden)
 
     def operator_width(self) -> int:
@@ -172,7 +172,7 @@ class Costs:
     def layer_bytes(self) -> int:
         """The constants of one layer: queries, keys, pre-activations, and the true states before and after."""
         s = self.shape
-        hidden = s.f * (s.networks + s.gated) + s.d * bool(s.taps)
+        hidden = s.f * s.networks * (1 + s.gated) + s.d * bool(s.taps)
         return self.positions * self.constant * (hidden + (s.heads + s.kv_heads) * s.head_size + 2 * s.d)
 
     def convolved_bytes(self) -> int:
@@ -257,7 +257,8 @@ class Costs:
         width = max(s.f if self.config.ffn else 0, s.d)
         temporaries = self.k * (width * self.widened + SHARING_TEMPORARIES * self.wide) if self.row_twins else 0
         sharing = temporaries + s.f * self.constant
-        return max(sharing, (1 + ACTIVATION_TEMPORARIES) * s.f * self.constant)
+        chosen = s.f * s.networks * (1 + s.gated) * self.constant if s.routed else 0  # constants of these positions
+        return chosen + max(sharing, (1 + ACTIVATION_TEMPORARIES) * s.f * self.constant)
 
     def operator_row_bytes(self) -> tuple[int, int, int]:
         """What a position on the operator path takes beside the buffer: while the shares are found, while its matrix
@@ -348,7 +349,7 @@ class Costs:
         else:
             first = 2 * rows * s.heads * s.d
         networks = s.networks if self.config.ffn else 0
-        products = 3 if s.gated and self.config.gate == "half" else 2
+        products = 3 if s.opens_gates(self.config) else 2
         direct = 2 * products * self.k * s.d * s.f * networks
         folded = 2 * s.d * s.d * (s.f + self.k)
         last = (

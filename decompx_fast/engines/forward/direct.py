@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ...activations import get_activation, linear_piece
 from ...config import DecompXConfig
-from ...linearize.layer import Attention, Convolution, FeedForward, Norm, Op, Sublayer
+from ...linearize.layer import Attention, Convolution, FeedForward, Norm, Op, Routed, Sublayer
 from ...ops import network, network_is_fused
 from ..blocks import Workspace, carve, matmul, wide
 from .sharing import KNOWN_BEFORE, PendingBias, Sharing
@@ -47,12 +47,13 @@ def finish_sublayer_(
     if pending is not None and pending.shares is not None:
         pending.add_(x if branch is None else branch, sharing)
         pending = None
-    networks = [op for op in sublayer.ops if isinstance(op, FeedForward) and config.ffn]
+    networks = [op for op in sublayer.ops if isinstance(op, (FeedForward, Routed)) and config.ffn]
     out_norm, post_norm = (sublayer.out_norm, sublayer.post_norm) if with_norm else (None, None)
     bias = None  # of the branch, still to be added
     if networks or out_norm is not None:
         pre_norm = sublayer.pre_norm if with_norm else None
-        branch, bias = _branch(x, branch, networks, pre_norm, config, before or sharing, workspace)
+        norms = [pre_norm if op.norm is None else op.norm if config.ln2 else None for op in networks]
+        branch, bias = _branch(x, branch, networks, norms, config, before or sharing, workspace)
     if branch is not None and out_norm is not None:
         sharing.add_(branch, bias)
         if pending is not None:
@@ -73,30 +74,37 @@ def finish_sublayer_(
 def _branch(
     x: Tensor,
     branch: Tensor | None,
-    networks: list[FeedForward],
-    pre_norm: Norm | None,
+    networks: list[FeedForward | Routed],
+    norms: list[Norm | None],
     config: DecompXConfig,
     sharing: Sharing,
     workspace: Workspace,
 ) -> tuple[Tensor, Tensor | None]:
-    """What the feed-forward networks of a sublayer add to the residual stream, together with ``branch``, and the bias
-    that is still to be shared by it (where it comes from one network alone)."""
+    """What the feed-forward networks of a sublayer, each after a norm, add to the residual stream, together with
+    ``branch``, and the bias that is still to be shared by it (where it comes from one network alone)."""
     shape = x.shape[:-1]
-    one_op = is_one_op(config, x.device, x.dtype, sharing.backend) and all(op.value is None for op in networks)
-    widths = branch_widths(x.shape[-1], networks, config, pre_norm is not None, branch is not None, one_op)
+    plain = all(isinstance(op, FeedForward) and op.value is None for op in networks)
+    one_op = plain and is_one_op(config, x.device, x.dtype, sharing.backend)
+    normed = any(norm is not None for norm in norms)
+    widths = branch_widths(x.shape[-1], networks, config, normed, branch is not None, one_op)
     buffers = workspace.take(*((*shape, width) for width in widths))
     fresh = branch is None  # nothing in it yet
     branch = buffers.pop(0) if branch is None else branch
-    u = x
-    if pre_norm is not None:
-        u = buffers.pop(0).copy_(x)
-        sharing.norm_(u, pre_norm)
+    room = buffers.pop(0) if normed else None
     if not networks:
         return (branch.zero_() if fresh else branch), None
-    if fresh and len(networks) == 1:
-        feed_forward(u, networks[0], config, sharing, buffers[1:], branch)
-        return branch, networks[0].b_out
-    for op in networks:
+    u, last = x, None
+    for op, norm in zip(networks, norms, strict=True):
+        if norm is not last:
+            u, last = _normed(x, norm, room, sharing), norm
+        if isinstance(op, Routed):
+            branch = branch.zero_() if fresh else branch
+            add_routed_(branch, u, op, config, sharing, buffers)
+            fresh = False
+            continue
+        if fresh and len(networks) == 1:
+            feed_forward(u, op, config, sharing, buffers[1:], branch)
+            return branch, op.b_out
         out = branch if fresh else buffers[0]
         feed_forward(u, op, config, sharing, buffers[1:], out)
         sharing.add_(out, op.b_out)
@@ -106,20 +114,62 @@ def _branch(
     return branch, None
 
 
+def _normed(x: Tensor, norm: Norm | None, room: Tensor | None, sharing: Sharing) -> Tensor:
+    """``x`` ``[1, p, k, d]`` after a norm, in the room for it; ``x`` itself without one."""
+    if norm is None or room is None:
+        return x
+    sharing.norm_(room.copy_(x), norm)
+    return room
+
+
 def branch_widths(
-    d: int, networks: list[FeedForward], config: DecompXConfig, has_pre_norm: bool, has_branch: bool, one_op: bool
+    d: int,
+    networks: list[FeedForward | Routed],
+    config: DecompXConfig,
+    has_pre_norm: bool,
+    has_branch: bool,
+    one_op: bool,
 ) -> list[int]:
     """Widths of the buffers that the branch of a sublayer takes at each position and source, the state aside."""
     widths = [] if has_branch else [d]
     if has_pre_norm:
         widths.append(d)
+    routed = any(isinstance(op, Routed) for op in networks)
     if networks:
-        widths.append(d if has_branch or len(networks) > 1 else 0)
+        widths.append(d if has_branch or routed or len(networks) > 1 else 0)
     if networks and not one_op:
-        most = max(op.w_in.shape[1] for op in networks)
-        halved = config.gate == "half" and any(op.value is not None for op in networks)
+        each = [network for op in networks for network in networks_of(op)]
+        most = max((network.w_in.shape[1] for network in each), default=0)
+        half = config.gate == "half"
+        halved = any(network.value is not None and (half or network.shift) for network in each)
         widths += [most, most] if halved else [most]
+    if routed:
+        widths.append(d)
     return widths
+
+
+def networks_of(op: FeedForward | Routed) -> list[FeedForward]:
+    """The network itself, or those that positions are sent to."""
+    return [part.network for part in op.parts] if isinstance(op, Routed) else [op]
+
+
+def add_routed_(
+    branch: Tensor, u: Tensor, op: Routed, config: DecompXConfig, sharing: Sharing, buffers: list[Tensor]
+) -> None:
+    """Add what each network gives the positions that are sent to it; ``branch`` and ``u`` are ``[1, p, k, d]``.
+
+    ``buffers`` are those of :func:`branch_widths`, the branch and the normed state aside: for a network's output, its
+    hidden layers, and its input.
+    """
+    out, *hidden, given = buffers
+    for part in op.parts:
+        shape = (1, len(part.at), *u.shape[2:])
+        own, result, there = carve(given, *shape), carve(out, *shape), sharing.at(part.at)
+        torch.index_select(u[0], 0, part.at, out=own[0])
+        feed_forward(own, part.network, config, there, hidden, result)
+        there.add_(result, part.network.b_out)
+        result *= part.weight[None, :, None, None].to(result.dtype)
+        branch[0].index_add_(0, part.at, result[0])
 
 
 def is_one_op(config: DecompXConfig, device: torch.device, dtype: torch.dtype, backend: str) -> bool:
@@ -159,14 +209,16 @@ def feed_forward(
     if op.value is None:
         sharing.activate_(a, slope, op.b_in, intercept)
     else:
-        sharing.activate_(a, get_activation(op.activation)(op.preactivation), op.b_in, None)
-    if op.value is not None and config.gate == "half":
+        sharing.activate_(a, op.frozen_gate(), op.b_in, None)
+    half = config.gate == "half"
+    factor = op.gate_factor(half)
+    if factor is not None:
         assert op.w_gate is not None
         g = carve(hidden[1], *shape)
         matmul(u, op.w_gate, out=g)
-        late = None if intercept is None else intercept * op.value
-        sharing.activate_(g, slope * op.value, op.b_gate, late)
-        a.add_(g).mul_(0.5)
+        late = None if intercept is None else intercept * factor
+        sharing.activate_(g, slope * factor, op.b_gate, late)
+        a.mul_(0.5 if half else 1.0).add_(g)
     matmul(a, op.w_out, out=out)
 
 
@@ -179,10 +231,13 @@ def at_rows(sublayer: Sublayer, rows: slice) -> Sublayer:
     def operation(op: Op) -> Op:
         if isinstance(op, Attention):
             return op
+        if isinstance(op, Routed):
+            return op.among(rows)
         if isinstance(op, Convolution):
             return dataclasses.replace(op, preactivation=op.preactivation.flatten(0, 1)[None, rows])
         value = None if op.value is None else op.value.flatten(0, 1)[None, rows]
-        return dataclasses.replace(op, preactivation=op.preactivation.flatten(0, 1)[None, rows], value=value)
+        zeta = op.preactivation.flatten(0, 1)[None, rows]
+        return dataclasses.replace(op, preactivation=zeta, value=value, norm=norm(op.norm))
 
     return Sublayer(
         tuple(map(operation, sublayer.ops)),

@@ -318,7 +318,11 @@ def _adjoint(this: Plan) -> Iterator[str]:
             this.available_bytes,
         )
         if plan.fits and plan.peak_bytes < this.peak_bytes:
-            rule = "" if config.bias in LINEAR_BIAS_RULES else f" with bias={_one_of(LINEAR_BIAS_RULES)}"
+            rule = (
+                ""
+                if config.bias in LINEAR_BIAS_RULES or not costs.shape.biased
+                else f" with bias={_one_of(LINEAR_BIAS_RULES)}"
+            )
             yield f"engine='adjoint' (--engine adjoint){rule}{words}, {gib(plan.peak_bytes)}: it forms no state"
             return
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ...config import DecompXConfig
 from ...errors import InputError
-from ...linearize.layer import Convolution, Linearization, LinearizedLayer, Norm, Sublayer
+from ...linearize.layer import Attention, Convolution, Linearization, LinearizedLayer, Norm, Sublayer
 from ...ops.shares import safe_norm
 from ..accuracy import Conditioning, model_dtype_of
 from ..attribution import Attribution
@@ -328,7 +328,7 @@ class _Run:
         sublayer = step.sublayer
         op, pre_norm = attention_of(sublayer), sublayer.pre_norm if self.config.ln1 else None
         apart = keeps_branch(sublayer, self.config)
-        start = self._first_input(pre_norm) if first and not apart else None
+        start = self._first_input(pre_norm, op) if first and not apart else None
         if start is not None:
             u, common = start
             pending = attend_first(self.x, u, op, self.mixing, common=common, ride=ride)
@@ -344,7 +344,7 @@ class _Run:
     def _joins(self, sublayer: Sublayer) -> bool:
         """Whether what the attention gives can be added to the state, its bias shared and the norm taken in one go: all
         of it is there at once, and nothing else stands beside it or comes between."""
-        whole = self.plan.blocks.sources >= self.x.shape[2]
+        whole = self.plan.blocks.sources >= self.x.shape[2] and attention_of(sublayer).pattern.sink is None
         return whole and len(sublayer.ops) == 1 and not keeps_branch(sublayer, self.config)
 
     def _attend_and_norm(self, step: _Step, *, ride: bool) -> None:
@@ -363,15 +363,18 @@ class _Run:
         op = attention_of(sublayer)
         attend_(self.x, op, self.mixing, pre_norm=pre_norm, pre_shares=shares, ride=ride, join=join)
 
-    def _first_input(self, norm: Norm | None) -> tuple[Tensor, Tensor | None] | None:
+    def _first_input(self, norm: Norm | None, op: Attention) -> tuple[Tensor, Tensor | None] | None:
         """What the first attention reads where each token's vector is its own source's alone, and what one source has
-        at every position beside it; ``None`` where a token has no vector, so that all sources share the bias."""
+        at every position beside it; ``None`` where a token has no vector, so that all sources share the bias, or where
+        what one source has is not passed on unchanged."""
         if norm is None:
             return self.embedding, None
         u = norm.linear(self.linearization.embedding)
         if norm.bias is None or self.config.bias == "none":
             return u.to(self.dtype), None
         if self.config.bias in ("cls", "bias_token"):
+            if op.pattern.sink is not None:
+                return None
             return u.to(self.dtype), norm.bias.to(self.dtype)
         empty = self.config.bias != "equal" and bool((u == 0).all(-1).any())
         return None if empty else ((u + norm.bias).to(self.dtype), None)

@@ -23,7 +23,7 @@ from ...errors import UnsupportedModelError
 from ...linearize.evaluate import linearize_layer
 from ...linearize.layer import Linearization, LinearizedLayer
 from ...linearize.linearization import specification
-from ...linearize.spec import LayerSpec, NormSpec
+from ...linearize.spec import LayerSpec, NormSpec, ScaleSpec
 from ..linearized import (
     attention_of,
     by_layer,
@@ -218,10 +218,10 @@ def _distances(layer: LinearizedLayer, spec: LayerSpec) -> Tensor:
     return (1 - F.cosine_similarity(changed.double(), layer.output.double().unsqueeze(2), dim=-1)).clamp_min(0)
 
 
-def _norm(spec: NormSpec | None, x: Tensor) -> Tensor:
+def _norm(spec: NormSpec | ScaleSpec | None, x: Tensor) -> Tensor:
     """A LayerNorm or RMSNorm with the statistics of ``x`` itself."""
-    if spec is None:
-        return x
+    if spec is None or isinstance(spec, ScaleSpec):
+        return x if spec is None else x * spec.factor
     weight = None if spec.weight is None else spec.weight.to(x.dtype)
     if not spec.centre:
         y = F.rms_norm(x, x.shape[-1:], weight, spec.eps)

@@ -39,6 +39,8 @@ from ...linearize.spec import (
     HeadStepSpec,
     LayerSpec,
     NormSpec,
+    RoutedSpec,
+    ScaleSpec,
     SublayerSpec,
 )
 from ..linearized import refuse_convolutions
@@ -114,10 +116,10 @@ def activation(name: str, z: Tensor) -> Tensor:
     return get_activation(name).theta(z.detach()) * z
 
 
-def norm(spec: NormSpec | None, x: Tensor) -> Tensor:
+def norm(spec: NormSpec | ScaleSpec | None, x: Tensor) -> Tensor:
     """A LayerNorm or RMSNorm with its standard deviation constant; the mean is a linear map."""
-    if spec is None:
-        return x
+    if spec is None or isinstance(spec, ScaleSpec):
+        return x if spec is None else x * spec.factor
     true = x.detach()
     second_moment = true.var(-1, unbiased=False) if spec.centre else true.square().mean(-1)
     weight = None if spec.weight is None else _constant(spec.weight, x)
@@ -154,17 +156,19 @@ def _sublayer(spec: SublayerSpec, x: Tensor, context: Context) -> Tensor:
     u = norm(spec.pre_norm, x)
     branch = torch.stack(
         [
-            feed_forward(op, u) if isinstance(op, FeedForwardSpec) else attention(op, u, context)
+            feed_forward(op, u if op.norm is None else norm(op.norm, x))
+            if isinstance(op, FeedForwardSpec)
+            else attention(op, u, context)
             for op in spec.ops
-            if not isinstance(op, ConvolutionSpec)  # refused above
+            if not isinstance(op, (ConvolutionSpec, RoutedSpec))  # refused above
         ]
     ).sum(0)
     return norm(spec.post_norm, x + norm(spec.out_norm, branch))
 
 
 def _linear(map_: Affine, x: Tensor) -> Tensor:
-    y = x @ _constant(map_.weight, x)
-    return y if map_.bias is None else y + _constant(map_.bias, x)
+    y, vector = x @ _constant(map_.matrix, x), map_.vector
+    return y if vector is None else y + _constant(vector, x)
 
 
 def _constant(tensor: Tensor, like: Tensor) -> Tensor:

@@ -10,17 +10,41 @@ from collections.abc import Callable
 from typing import Any
 
 from ..spec import ModelSpec
-from . import albert, bert, bigbird, deberta, distilbert, modernbert, mpnet, prenorm, rotary, sentence, xlm
+from . import (
+    albert,
+    alibi,
+    bert,
+    bigbird,
+    deberta,
+    distilbert,
+    gpt,
+    llama,
+    mixtures,
+    modernbert,
+    mpnet,
+    neox,
+    opt,
+    prenorm,
+    rotary,
+    sentence,
+    xlm,
+)
 
 #: What describes a model, by the name of its class in transformers.
 FAMILIES: dict[str, Callable[[Any], ModelSpec]] = {
     **albert.FAMILIES,
+    **alibi.FAMILIES,
     **bert.FAMILIES,
     **bigbird.FAMILIES,
     **deberta.FAMILIES,
     **distilbert.FAMILIES,
+    **gpt.FAMILIES,
+    **llama.FAMILIES,
+    **mixtures.FAMILIES,
     **modernbert.FAMILIES,
     **mpnet.FAMILIES,
+    **neox.FAMILIES,
+    **opt.FAMILIES,
     **prenorm.FAMILIES,
     **rotary.FAMILIES,
     **xlm.FAMILIES,

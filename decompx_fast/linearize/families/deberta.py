@@ -84,9 +84,9 @@ def deberta_v1_layer(layer: Parts) -> LayerSpec:
             "do not sum to 1, so the model cannot be explained exactly"
         )
     heads, size = attention["num_attention_heads"], attention["attention_head_size"]
-    packed = attention.affine("in_proj").weight.unflatten(1, (heads, 3, size))  # [d, h, 3, v]
-    # Heads take turns, so what belongs to all of them is no view: these three are copies.
-    query, key, value = (packed[:, :, number].flatten(1) for number in range(3))
+    packed = attention.affine("in_proj")
+    # Heads take turns. What the module gives has not the biases, so that nothing is read from it.
+    query, key, value = (packed.columns_of(n * size, (n + 1) * size, heads).weight for n in range(3))  # [d, h, v]
     query_bias, value_bias = attention["q_bias"].detach(), attention["v_bias"].detach()
     scale = scale_of(size, 1 + len(attention["pos_att_type"]))
     positions = None

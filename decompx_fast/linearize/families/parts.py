@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
@@ -28,8 +28,12 @@ from ..spec import (
     embedding_module,
     layer_norm,
     own_layer_norm,
+    plain_norm,
     rms_norm,
 )
+
+#: What a head reads by itself, as :class:`..spec.ModelSpec` has it.
+Read = int | Literal["mean", "each"] | Callable[[Mapping[str, Tensor]], Tensor]
 
 #: A module of transformers: what parts it has is known only when it runs.
 Module = Any
@@ -43,7 +47,9 @@ ACTIVATION_CLASSES = {
     "GELUTanh": "gelu_tanh",
     "AccurateGELUActivation": "gelu_tanh",
     "QuickGELUActivation": "quick_gelu",
+    "BloomGelu": "gelu_tanh",
     "ReLU": "relu",
+    "ReLUSquaredActivation": "relu2",
     "SiLU": "silu",
     "SiLUActivation": "silu",
     "Tanh": "tanh",
@@ -111,6 +117,14 @@ class Parts:
         """An RMSNorm."""
         return rms_norm(self[path], self._path(path))
 
+    def one_plus_norm(self, path: str) -> NormSpec:
+        """An RMSNorm that keeps its weight less one."""
+        return rms_norm(self[path], self._path(path), one_plus=True)
+
+    def plain_norm(self, path: str, eps: float = 1e-5) -> NormSpec:
+        """A LayerNorm without parameters."""
+        return plain_norm(self[path], self._path(path), self.width, eps)
+
     def activation(self, path: str) -> str:
         """An activation by its name."""
         return activation_name(self[path], self._path(path))
@@ -126,32 +140,41 @@ class Parts:
         causal: bool = False,
         window: int | None = None,
         positions: Positions | None = None,
+        turns: int = 1,
     ) -> AttentionSpec:
         """Self-attention.
 
         Args:
             paths: of the maps of queries, keys, values and the output; or of one that holds the first three, one after
-                the other, and the output.
+                the other or as ``turns`` says, and the output.
             heads: their number.
             size: of a head; ``None``: what the heads divide ``d`` into.
             kv_heads: ``None``: as many as heads.
             scale: ``None``: one over the root of the size.
             causal, window, positions: as for :class:`..spec.AttentionSpec`.
+            turns: in how many equal groups the outputs of that one map come, each with its queries, keys and values.
         """
         *into, out = paths
-        size = size or self.width // heads
+        size, kv_heads = size or self.width // heads, kv_heads or heads
         maps = [self.affine(path) for path in into]
-        query, key, value = (maps[0].part(number, 3) for number in range(3)) if len(maps) == 1 else maps
+        if len(maps) == 1:
+            q, k = heads * size // turns, kv_heads * size // turns
+            maps = [maps[0].columns_of(start, stop, turns) for start, stop in ((0, q), (q, q + k), (q + k, q + 2 * k))]
+        query, key, value = maps
         scale = size**-0.5 if scale is None else scale
         inner = self.affine(out, heads * size)
-        return AttentionSpec(query, key, value, inner, heads, kv_heads or heads, scale, causal, window, positions)
+        return AttentionSpec(query, key, value, inner, heads, kv_heads, scale, causal, window, positions)
 
-    def network(self, into: str, out: str, activation: str, gate: str | None = None) -> FeedForwardSpec:
-        """A feed-forward network, plain or gated; ``activation`` is a path, or a name where there is no module."""
+    def network(
+        self, into: str, out: str, activation: str, gate: str | None = None, norm: str | None = None
+    ) -> FeedForwardSpec:
+        """A feed-forward network, plain or gated; ``activation`` is a path, or a name where there is no module;
+        ``norm`` its own, where it stands beside an attention that has another."""
         first = self.affine(into)
         name = activation if activation in KNOWN_ACTIVATIONS else self.activation(activation)
         gated = None if gate is None else self.affine(gate)
-        return FeedForwardSpec(first, self.affine(out, first.weight.shape[1]), name, gated)
+        own = None if norm is None else self.norm(norm)
+        return FeedForwardSpec(first, self.affine(out, first.weight.shape[1]), name, gated, own)
 
     def convolution(self, path: str, activation: str) -> ConvolutionSpec:
         """A convolution over the embedding; ``activation`` is a name."""
@@ -173,7 +196,7 @@ def model_spec(
     head: tuple[HeadStepSpec, ...],
     limits: InputLimits,
     *,
-    read: int | Literal["mean"] = 0,
+    read: Read = 0,
     final_norm: tuple[nn.Module, NormSpec] | None = None,
     in_float32: bool = False,
 ) -> ModelSpec:
@@ -235,9 +258,10 @@ def _added_positions(query: Tensor, key: Tensor, context: Context, *, name: str)
 
 
 def rotary_positions(query: Tensor, key: Tensor, context: Context) -> tuple[Tensor, Tensor, None]:
-    """Rotary positions whose cosines and sines ``[b, i, v]`` the model hands to each layer; halves are rotated."""
+    """Rotary positions whose cosines and sines ``[b, i, r]`` the model hands to each layer; halves are rotated, of the
+    first ``r`` numbers of a head."""
     cos, sin = (part.unsqueeze(1) for part in context["position_embeddings"])
-    query, key = (x * cos.to(x.dtype) + _rotated(x) * sin.to(x.dtype) for x in (query, key))
+    query, key = (_rotate_first(x, cos.to(x.dtype), sin.to(x.dtype)) for x in (query, key))
     return query, key, None
 
 
@@ -255,6 +279,26 @@ def interleaved_rotary_positions(query: Tensor, key: Tensor, context: Context) -
     )
     query, key = (x * cos + torch.stack((-x[..., 1::2], x[..., ::2]), dim=-1).flatten(-2) * sin for x in (query, key))
     return query, key, None
+
+
+def paired_rotary_positions(query: Tensor, key: Tensor, context: Context) -> tuple[Tensor, Tensor, None]:
+    """Rotary positions as GPT-J has them: of the first ``2 r`` numbers of a head pairs of neighbours are rotated, by
+    the sines and cosines ``[b, i, r]`` that the model hands to each layer."""
+    sin, cos = (part.unsqueeze(1).repeat_interleave(2, dim=-1) for part in context["position_embeddings"])
+    query, key = (_rotate_pairs(x, cos.to(x.dtype), sin.to(x.dtype)) for x in (query, key))
+    return query, key, None
+
+
+def _rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    turned, kept = x[..., : cos.shape[-1]], x[..., cos.shape[-1] :]
+    turned = turned * cos + torch.stack((-turned[..., 1::2], turned[..., ::2]), dim=-1).flatten(-2) * sin
+    return torch.cat((turned, kept), dim=-1)
+
+
+def _rotate_first(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    turned, kept = x[..., : cos.shape[-1]], x[..., cos.shape[-1] :]
+    turned = turned * cos + _rotated(turned) * sin
+    return torch.cat((turned, kept), dim=-1) if kept.shape[-1] else turned
 
 
 def _rotated(x: Tensor) -> Tensor:

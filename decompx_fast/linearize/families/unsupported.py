@@ -19,6 +19,7 @@ UNSUPPORTED: dict[str, str] = {
     ),
     "FNetForSequenceClassification": "it mixes positions and features by a Fourier transform, which is no attention",
     "FunnelForSequenceClassification": "it pools the sequence between layers, so that positions are no tokens any more",
+    "Gemma3ForSequenceClassification": "it reads pictures as well: use Gemma3TextForSequenceClassification",
     "IBertForSequenceClassification": "its maps and norms are those of integer arithmetic",
     "LiltForSequenceClassification": _OTHER_INPUTS,
     "LongformerForSequenceClassification": (
