@@ -43,8 +43,9 @@ def frozen_logits(model: RandomModel, x: Tensor, config: DecompXConfig) -> Tenso
     """The logits for an embedding ``x``, with the attention weights, norms and slopes of the model's own."""
     for layer in model.layers():
         for sublayer in layer.sublayers:
-            u = frozen_norm(sublayer.pre_norm, x)
-            branch = torch.stack([frozen_op(op, u, config) for op in sublayer.ops]).sum(0)
+            norms = [getattr(op, "norm", None) or sublayer.pre_norm for op in sublayer.ops]
+            read = [frozen_norm(norm, x) for norm in norms]
+            branch = torch.stack([frozen_op(op, u, config) for op, u in zip(sublayer.ops, read, strict=True)]).sum(0)
             x = frozen_norm(sublayer.post_norm, x + frozen_norm(sublayer.out_norm, branch))
     head = model.head(layer.output)
     y = head.read(x)  # [b, 1, d]

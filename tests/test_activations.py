@@ -15,12 +15,13 @@ TORCH = {
     "gelu_tanh": lambda z: F.gelu(z, approximate="tanh"),
     "quick_gelu": lambda z: z * torch.sigmoid(1.702 * z),
     "relu": F.relu,
+    "relu2": lambda z: F.relu(z) ** 2,
     "silu": F.silu,
     "tanh": torch.tanh,
 }
 
 #: ``theta(0)``, the limit of ``act(z) / z``; for ReLU, whose limits differ, that from the left.
-LIMITS = {"gelu": 0.5, "gelu_tanh": 0.5, "quick_gelu": 0.5, "relu": 0.0, "silu": 0.5, "tanh": 1.0}
+LIMITS = {"gelu": 0.5, "gelu_tanh": 0.5, "quick_gelu": 0.5, "relu": 0.0, "relu2": 0.0, "silu": 0.5, "tanh": 1.0}
 
 NAMES = sorted([*ACTIVATIONS, *ALIASES])
 
@@ -63,6 +64,8 @@ def test_theta_at_zero_is_the_limit(name, dtype):
     expected = torch.tensor([LIMITS[name]] * 4, dtype=dtype)
     if name == "relu":
         expected[2] = 1
+    if name == "relu2":
+        expected[2] = tiny
     assert torch.equal(theta, expected)
 
 

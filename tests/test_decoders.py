@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
+
 import naive
 import numpy as np
+import peft
 import pytest
 import torch
 import transformers
+from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import nn
 
-from decompx_fast import DecompXConfig, UnsupportedModelError
+from decompx_fast import DecompX, DecompXConfig, UnsupportedModelError
 from decompx_fast.engines import reference
 from decompx_fast.engines.adjoint import run as adjoint
 from decompx_fast.engines.forward import run as forward
-from decompx_fast.linearize.linearization import linearize
+from decompx_fast.engines.terms import Terms
+from decompx_fast.linearize.linearization import linearize, supported_architectures
 
 COMMON = {
     "hidden_size": 20,
@@ -69,6 +75,10 @@ CASES: dict[str, tuple[str, dict]] = {
         {"word_embed_proj_dim": 12, "enable_bias": False, "layer_norm_elementwise_affine": False, "ffn_dim": 28},
     ),
 }
+#: Those that transformers has no classifier of.
+LANGUAGE_MODELS = {
+    "codegen": ("CodeGen", {"hidden_size": 48, "num_attention_heads": 8, "rotary_dim": 4, "n_inner": 28}),
+}
 RULES = ("absdot", "bias_token", "none", "equal", "cls")
 
 #: Rounding of float64 through two layers of random weights.
@@ -78,12 +88,18 @@ ROUNDING = 1e-10
 IN_FLOAT32 = dict.fromkeys(["gpt_neo", "bloom", "bloom_normed_residual", "mpt"], 1e-5)
 
 
-def classifier(case: str, seed: int = 0, dtype: torch.dtype = torch.float64, **options) -> nn.Module:
+def classifier(
+    case: str,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float64,
+    head: str = "ForSequenceClassification",
+    **options,
+) -> nn.Module:
     """In eval mode; every weight random, no bias zero and no norm weight one."""
-    name, own = CASES[case]
+    name, own = (CASES | LANGUAGE_MODELS)[case]
     generator = torch.Generator().manual_seed(seed)
     config = getattr(transformers, f"{name}Config")(**(COMMON | own | options))
-    model = getattr(transformers, f"{name}ForSequenceClassification")._from_config(config).to(dtype).eval()
+    model = getattr(transformers, f"{name}{head}")._from_config(config).to(dtype).eval()
     with torch.no_grad():
         for path, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
@@ -164,3 +180,240 @@ def test_a_replaced_linear_map_is_refused(case):
                     pass
         finally:
             handle.remove()
+
+
+OPTIONS = {
+    "released": {"variant": "released"},
+    "without norms": {"ln1": False, "bias": "norm"},
+    "without the networks' norms": {"ln2": False},
+    "without networks": {"ffn": False, "bias": "equal"},
+    "tangents": {"activation": "linear", "bias": "abssim"},
+    "half of the gate": {"gate": "half", "bias": "equal"},
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("case", ["neox", "falcon_new", "phi", "stablelm", "bloom_normed_residual"])
+def test_engines_agree_with_every_option(case, options):
+    model, given, config = classifier(case), inputs(1), DecompXConfig(**options)
+    expected, _ = naive.decompose(linearize(model, given), config)
+    engines = [reference, forward] + ([adjoint] if config.bias in ("none", "equal") else [])
+    for engine in engines:
+        found = engine.attribute(linearize(model, given), config).scores[0].numpy()
+        assert np.abs(found - expected).max() <= ROUNDING * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("case", ["neox", "falcon_new", "bigcode_all_heads", "gpt2"])
+def test_small_blocks_and_groups_of_tokens_change_nothing(case):
+    model, given, config = classifier(case), inputs(2, 9), DecompXConfig()
+    groups = torch.tensor([[0, 0, 1, 2, 2, 2, 3, 3, 3], [0, 1, 1, 1, 2, 3, 3, 3, 3]])
+    expected = reference.attribute(linearize(model, given), config, sources=groups).scores
+    for room in (None, 120_000):
+        found = forward.attribute(linearize(model, given), config, sources=groups, workspace_bytes=room).scores
+        assert (found - expected).abs().max() <= ROUNDING * expected.abs().max()
+
+
+@pytest.mark.parametrize("case", ["neox", "falcon_new", "bloom", "gpt2", "bigcode_all_heads"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_other_dtypes_and_compiled_operations_take_maps_stored_in_turns(case, dtype):
+    expected = reference.attribute(linearize(classifier(case), inputs()), DecompXConfig()).scores
+    model = classifier(case, dtype=dtype)
+    found = forward.attribute(linearize(model, inputs()), DecompXConfig(), dtype=dtype).scores
+    # Of each number 24 or 8 bits are kept, and random weights of this size magnify that by a hundred.
+    rounding = 100 * torch.finfo(dtype).eps
+    assert (found.double() - expected).abs().max() <= rounding * expected.abs().max()
+
+
+# What the head reads.
+
+
+@functools.cache
+def tokenizer():
+    """Words in small letters; no token is put around a text."""
+    vocabulary = {word: n for n, word in enumerate(["<s>", "<pad>", "</s>", "<unk>", *"abcdefghijklmnopqrstuvwxyz"])}
+    words = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    names = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=words, model_input_names=["input_ids", "attention_mask"], **names
+    )
+
+
+TEXTS = ["a b c", "d e f g h i j", "k", "l m n o"]
+
+
+@pytest.mark.parametrize("case", ["gpt2", "bloom", "falcon_alibi", "opt", "neox"])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_on_either_side_changes_nothing(case, side):
+    explainer = DecompX(classifier(case), tokenizer())
+    found = explainer.explain(dict(tokenizer()(TEXTS, padding=True, padding_side=side)))
+    for explanation, text in zip(found, TEXTS, strict=True):
+        alone = explainer.explain(text)
+        assert torch.allclose(explanation.scores, alone.scores, rtol=0, atol=1e-9 * alone.scores.abs().max().item())
+        assert explanation.completeness_error < IN_FLOAT32.get(case, 1e-9)
+
+
+@pytest.mark.parametrize("case", ["gpt2", "phi", "opt"])
+def test_a_batch_needs_no_padding_token(case):
+    model = classifier(case, pad_token_id=None)
+    assert model.config.pad_token_id is None
+    found = DecompX(model, tokenizer()).explain(["a b c", "d e f"], batch_size=2)
+    for explanation in found:
+        with torch.no_grad():
+            logits = model(input_ids=torch.tensor([tokenizer()(explanation.texts[0])["input_ids"]])).logits[0]
+        assert torch.allclose(explanation.scores.sum(0), logits, rtol=1e-9)
+    assert model.config.pad_token_id is None
+
+
+# Modules of other kinds.
+
+
+@pytest.mark.parametrize("target", ["c_attn", "c_fc"])
+def test_an_adapter_on_a_map_stored_the_other_way_round(target):
+    model = classifier("gpt2")
+    config = peft.LoraConfig(task_type="SEQ_CLS", target_modules=[target], r=2, fan_in_fan_out=True)
+    adapted = peft.get_peft_model(model, config).eval().double()
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if "lora_B" in name:
+                parameter.copy_(torch.randn(parameter.shape, dtype=torch.float64))
+    linearization = linearize(adapted, inputs())
+    result = reference.attribute(linearization, DecompXConfig())
+    assert torch.allclose(result.scores.sum(1), adapted(**inputs()).logits, rtol=0, atol=1e-9)
+    assert linearization.max_gap < ROUNDING
+
+
+REFUSED = {
+    "mpt": ({"attn_config": {"clip_qkv": 0.5}}, "clamps its values"),
+    "bloom": ({"slow_but_exact": True, "pretraining_tp": 2}, "slow_but_exact"),
+    "gptj": ({"activation_function": "mish"}, "Mish"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_not_exact_is_refused_by_name(case):
+    options, reason = REFUSED[case]
+    with pytest.raises(UnsupportedModelError, match=reason):
+        linearize(classifier(case, **options), inputs())
+
+
+def test_a_norm_of_its_own_counts_in_the_account_of_biases():
+    """Of each site ``sum_i g[i] . b``: all together are what the tokens themselves leave of the logits."""
+    model = classifier("neox")
+    linearization = linearize(model, inputs())
+    result = adjoint.attribute(linearization, DecompXConfig(bias="none"))
+    assert {site.place for site in result.sites} >= {"pre_ln1", "pre_ln2"}
+    total = result.scores.sum(1) + sum(site.value for site in result.sites)
+    assert torch.allclose(total, linearization.logits, rtol=0, atol=1e-9)
+    # What a layer carries in its branches and past them is all that there is at its input.
+    carried = sum(value.sum(1) for name, value in result.components.items() if name.endswith(".0"))
+    assert torch.allclose(carried, result.scores.sum(1), rtol=0, atol=1e-9)
+
+
+# Heads at each position.
+
+#: Of each architecture the case that stands for it.
+STANDS_FOR = {name: case for case, (name, _) in reversed((CASES | LANGUAGE_MODELS).items())}
+STANDS_FOR["OPT"] = "opt_narrow_words"
+
+#: The maps of each head, by the name of its class less the prefix.
+MAPS = {
+    "LMHeadModel": ["lm_head"],
+    "ForCausalLM": ["lm_head"],
+    "ForTokenClassification": ["classifier", "score"],
+    "ForQuestionAnswering": ["qa_outputs"],
+}
+HEADS = [
+    (prefix, kind)
+    for prefix in sorted(STANDS_FOR)
+    for kind in MAPS
+    if prefix + kind in supported_architectures() and hasattr(transformers, prefix + kind)
+]
+
+
+def with_head(prefix: str, kind: str, seed: int = 0) -> nn.Module:
+    return classifier(STANDS_FOR[prefix], seed, head=kind)
+
+
+def own_outputs(model: nn.Module, given: dict[str, torch.Tensor]) -> torch.Tensor:
+    """What the model gives when it is run as a whole, ``[b, i, C]``."""
+    with torch.no_grad():
+        found = model(**given)
+    logits = getattr(found, "logits", None)
+    return torch.stack([found.start_logits, found.end_logits], dim=-1) if logits is None else logits
+
+
+def test_every_head_of_transformers_is_there():
+    """Each class of these architectures in transformers, but for those that read otherwise."""
+    other = {"GPT2DoubleHeadsModel", "GPTNeoXLayer"}
+    for prefix in STANDS_FOR:
+        module = importlib.import_module(getattr(transformers, f"{prefix}Model").__module__)
+        names = [name for name in module.__all__ if not name.endswith("PreTrainedModel")]
+        assert [name for name in names if name not in other | set(supported_architectures())] == []
+
+
+@pytest.mark.parametrize("rule", ["absdot", "bias_token", "equal"])
+@pytest.mark.parametrize(("prefix", "kind"), HEADS, ids=[prefix + kind for prefix, kind in HEADS])
+def test_outputs_at_positions_by_all_engines_and_by_numpy(prefix, kind, rule):
+    model, given, config = with_head(prefix, kind), inputs(), DecompXConfig(bias=rule)
+    truth = own_outputs(model, given)
+    positions, outputs = torch.tensor([[6, 2, 2], [4, 0, 3]]), torch.tensor([[0, 1, 0], [1, 1, 0]])
+    columns = torch.tensor([[[1.0, 0, 0], [0, 1, -1]], [[0, 0, 2], [1, 0, 0.5]]], dtype=torch.float64)
+    items, terms = torch.arange(2)[:, None], Terms(positions, outputs, columns)
+    engines = [reference, forward] + ([] if rule == "absdot" else [adjoint])
+    results = [engine.attribute(linearize(model, given), config, terms=terms) for engine in engines]
+    wanted = (columns @ truth[items, positions, outputs].unsqueeze(-1)).squeeze(-1)  # [b, m]
+    size = results[0].scores.abs().max().item()
+    for result in results:
+        assert (result.scores - results[0].scores).abs().max().item() <= ROUNDING * size
+        total = result.scores.sum(1) + (0 if result.bias_token is None else result.bias_token)
+        assert (total - wanted).abs().max().item() <= IN_FLOAT32.get(STANDS_FOR[prefix], ROUNDING) * size
+    for item in range(2):
+        expected = np.zeros((7 + (rule == "bias_token"), 2))
+        one = {name: value[item : item + 1] for name, value in given.items()}
+        state = naive_state(linearize(model, one), config)
+        for t in range(3):
+            rows = by_numpy(model, kind, state, positions[item, t].item(), rule)
+            expected += rows[:, outputs[item, t], None] * columns[item, :, t].numpy()
+        assert np.abs(expected[:7] - results[0].scores[item].numpy()).max() <= ROUNDING * size
+
+
+def naive_state(linearization, config: DecompXConfig) -> np.ndarray:
+    """The decomposed state after the last layer, ``[i, k, d]``."""
+    embedding = naive.array(linearization.embedding, row=True)
+    by_hand = naive.Naive(config, list(range(len(embedding))))
+    x = by_hand.start(embedding)
+    for layer in linearization.layers():
+        x = by_hand.layer(x, layer, first=layer.index == 0)
+    return x
+
+
+def by_numpy(model: nn.Module, kind: str, state: np.ndarray, position: int, rule: str) -> np.ndarray:
+    """All outputs at a position, ``[k, C]``, by the weights of the model's own modules."""
+    u = state[position]
+    maps = [getattr(model, name) for name in MAPS[kind] if hasattr(model, name)]
+    narrow = getattr(getattr(getattr(model, "model", None), "decoder", None), "project_out", None)
+    for linear in ([narrow] if narrow is not None else []) + maps:
+        bias = None if linear.bias is None else naive.array(linear.bias)
+        u = naive.add_bias(u @ naive.array(linear.weight).T, bias, rule)
+    return u
+
+
+@pytest.mark.parametrize("rule", ["absdot", "equal"])
+@pytest.mark.parametrize("case", ["gpt2", "starcoder2", "opt_narrow_words"])
+def test_texts_that_end_with_the_padding_token_are_read_before_it(case, rule):
+    """The token of the end of a text may be that of padding as well. Then each item reads another position."""
+    model = classifier(case, pad_token_id=2)
+    ids = inputs(3, 6)["input_ids"]
+    ids[0, 4:], ids[1, 1], ids[2, 5] = 2, 2, 2
+    config = DecompXConfig(bias=rule)
+    with torch.no_grad():
+        truth = model(input_ids=ids).logits
+    engines = [reference, forward] + ([adjoint] if rule == "equal" else [])
+    results = [engine.attribute(linearize(model, {"input_ids": ids}), config).scores for engine in engines]
+    for scores in results:
+        assert torch.allclose(scores.sum(1), truth, rtol=0, atol=1e-9)
+        assert scores[0, 4:].abs().max() == 0 and scores[2, 5:].abs().max() == 0
+        assert torch.allclose(scores, results[0], rtol=0, atol=1e-9)
+    alone = [reference.attribute(linearize(model, {"input_ids": row[None]}), config).scores[0] for row in ids]
+    assert torch.allclose(results[0], torch.stack(alone), rtol=0, atol=1e-9)

@@ -121,21 +121,26 @@ def normed(spec: NormSpec | None, x: Tensor) -> Tensor:
     return relevance.norm(spec, x[None])[0]
 
 
-def ops_of(sublayer, x: Tensor) -> tuple[Tensor, list[Tensor], Tensor]:
+def norms_of(sublayer) -> list[NormSpec | None]:
+    """Before each operation: a network's own, or that of all."""
+    return [getattr(op, "norm", None) or sublayer.pre_norm for op in sublayer.ops]
+
+
+def ops_of(sublayer, x: Tensor) -> tuple[list[Tensor], list[Tensor], Tensor]:
     """What goes into the operations, what comes out of each, and the sum before its norm; by the functions tested."""
-    u = normed(sublayer.pre_norm, x)
+    read = [normed(norm, x) for norm in norms_of(sublayer)]
     run = {AttentionSpec: relevance.attention, FeedForwardSpec: relevance.feed_forward}
-    outputs = [run[type(op)](op, u[None])[0] for op in sublayer.ops]
-    return u, outputs, torch.stack(outputs).sum(0)
+    outputs = [run[type(op)](op, u[None])[0] for op, u in zip(sublayer.ops, read, strict=True)]
+    return read, outputs, torch.stack(outputs).sum(0)
 
 
 def relevance_by_hand(layers, steps, position: int, x: Tensor, target: int) -> tuple[Tensor, float, float]:
     """Scores ``[i]`` of ``x`` ``[i, d]``, what was absorbed, and the logit."""
     tape, state = [], x
     for sublayer in (part for layer in layers for part in layer):
-        u, outputs, branch = ops_of(sublayer, state)
+        read, outputs, branch = ops_of(sublayer, state)
         residual = state + normed(sublayer.out_norm, branch)
-        tape.append((sublayer, state, u, outputs, branch, residual))
+        tape.append((sublayer, state, read, outputs, branch, residual))
         state = normed(sublayer.post_norm, residual)
     inputs, h = [], state[position]
     for step in steps:
@@ -149,12 +154,14 @@ def relevance_by_hand(layers, steps, position: int, x: Tensor, target: int) -> t
         r = back.linear(before, step.map, r)
     r_state = torch.zeros_like(x)
     r_state[position] = r
-    for sublayer, before, u, outputs, branch, residual in reversed(tape):
+    for sublayer, before, read, outputs, branch, residual in reversed(tape):
         r_residual = back.norm(residual, sublayer.post_norm, r_state)
         share = r_residual / residual  # equation 8 for a sum
         r_branch = back.norm(branch, sublayer.out_norm, (residual - before) * share)
-        r_u = sum(back.op(op, u, output * r_branch / branch) for op, output in zip(sublayer.ops, outputs, strict=True))
-        r_state = before * share + back.norm(before, sublayer.pre_norm, r_u)
+        r_state = before * share
+        # A norm that several read takes the relevance of all of them: its bias counts in their sum, which is linear.
+        for op, norm, u, output in zip(sublayer.ops, norms_of(sublayer), read, outputs, strict=True):
+            r_state = r_state + back.norm(before, norm, back.op(op, u, output * r_branch / branch))
     return r_state.sum(-1), back.absorbed, h[target].item()
 
 

@@ -116,8 +116,8 @@ class AnyLayer(nn.Module):
     def forward(self, hidden_states: Tensor) -> Tensor:
         x = hidden_states
         for part in self.spec:
-            u = self._norm(part.pre_norm, x)
-            branch = sum(self._op(op, u) for op in part.ops)
+            norms = [getattr(op, "norm", None) or part.pre_norm for op in part.ops]
+            branch = sum(self._op(op, self._norm(norm, x)) for op, norm in zip(part.ops, norms, strict=True))
             x = self._norm(part.post_norm, x + self._norm(part.out_norm, branch))
         return x
 

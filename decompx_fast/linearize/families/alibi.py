@@ -18,8 +18,8 @@ from ..spec import (
     Positions,
     SublayerSpec,
 )
-from .decoder import decoder
-from .parts import Module, Parts, embedding_limits, rotary_positions
+from .decoder import heads, stack
+from .parts import Parts, embedding_limits, rotary_positions
 
 
 def alibi(query: Tensor, key: Tensor, context: Context, *, factor: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
@@ -67,13 +67,12 @@ def bloom_normed_layer(layer: Parts) -> LayerSpec:
     return (SublayerSpec((attend,), post_norm=layer.norm("post_attention_layernorm")), SublayerSpec((feed,)))
 
 
-def bloom(model: Module) -> ModelSpec:
-    """``BloomForSequenceClassification``, whose softmax computes in float32."""
-    parts = Parts(model, "", model.config.hidden_size).below("transformer")
+def bloom(parts: Parts) -> ModelSpec:
+    """BLOOM, whose softmax computes in float32."""
     limits = embedding_limits(parts, positions=None)
-    after_norm = model.config.apply_residual_connection_post_layernorm
+    after_norm = parts.module.config.apply_residual_connection_post_layernorm
     describe = bloom_normed_layer if after_norm else bloom_layer
-    spec = decoder(model, "transformer.h", describe, norm="transformer.ln_f", limits=limits, in_float32=True)
+    spec = stack(parts, "h", describe, norm="ln_f", limits=limits, in_float32=True)
     return _shifted(spec, parts) if after_norm else spec
 
 
@@ -114,11 +113,10 @@ def mpt_layer(layer: Parts) -> LayerSpec:
     )
 
 
-def mpt(model: Module) -> ModelSpec:
-    """``MptForSequenceClassification``, whose softmax computes in float32."""
-    parts = Parts(model, "", model.config.hidden_size).below("transformer")
-    limits = embedding_limits(parts, "wte", None, None, most=model.config.max_seq_len)
-    return decoder(model, "transformer.blocks", mpt_layer, norm="transformer.norm_f", limits=limits, in_float32=True)
+def mpt(parts: Parts) -> ModelSpec:
+    """MPT, whose softmax computes in float32."""
+    limits = embedding_limits(parts, "wte", None, None, most=parts.module.config.max_seq_len)
+    return stack(parts, "blocks", mpt_layer, norm="norm_f", limits=limits, in_float32=True)
 
 
 def falcon_attention(layer: Parts) -> AttentionSpec:
@@ -156,17 +154,16 @@ def falcon_layer(layer: Parts) -> LayerSpec:
     )
 
 
-def falcon(model: Module) -> ModelSpec:
-    """``FalconForSequenceClassification``; it adds what the attention gave to what the network gave in place."""
-    config = model.config
-    parts = Parts(model, "", config.hidden_size).below("transformer")
+def falcon(parts: Parts) -> ModelSpec:
+    """Falcon, which adds what the attention gave to what the network gave in place."""
+    config = parts.module.config
     limits = embedding_limits(parts, positions=None, types=None, most=config.max_position_embeddings)
     limits = InputLimits(None, limits.sizes) if config.alibi else limits
-    return decoder(model, "transformer.h", falcon_layer, norm="transformer.ln_f", limits=limits, in_place=True)
+    return stack(parts, "h", falcon_layer, norm="ln_f", limits=limits, in_place=True)
 
 
 FAMILIES = {
-    "BloomForSequenceClassification": bloom,
-    "FalconForSequenceClassification": falcon,
-    "MptForSequenceClassification": mpt,
+    **heads("Bloom", bloom, "transformer", tokens="classifier", spans=True),
+    **heads("Falcon", falcon, "transformer", tokens="classifier", spans=True),
+    **heads("Mpt", mpt, "transformer", tokens="classifier", spans=True),
 }

@@ -1,10 +1,10 @@
-"""GPT-2 and what came of it: GPT-BigCode, GPT-Neo (norms before the branches), GPT-J (both branches side by side)."""
+"""GPT-2 and what came of it: GPT-BigCode, GPT-Neo (norms before the branches), GPT-J, CodeGen (both side by side)."""
 
 from __future__ import annotations
 
-from ..spec import InputLimits, LayerSpec, ModelSpec, SublayerSpec
-from .decoder import decoder
-from .parts import Module, Parts, embedding_limits, paired_rotary_positions
+from ..spec import AttentionSpec, InputLimits, LayerSpec, ModelSpec, SublayerSpec
+from .decoder import heads, stack
+from .parts import Parts, embedding_limits, paired_rotary_positions
 
 
 def gpt2_layer(layer: Parts) -> LayerSpec:
@@ -65,40 +65,64 @@ def gptj_layer(layer: Parts) -> LayerSpec:
     return (SublayerSpec((attend, feed), pre_norm=layer.norm("ln_1")),)
 
 
-def _learned(model: Module) -> InputLimits:
-    return embedding_limits(Parts(model, "", model.config.hidden_size).below("transformer"), "wte", "wpe", "wte")
+def codegen_layer(layer: Parts) -> LayerSpec:
+    """The same; the outputs of one map come in four groups, each with its queries, values and keys."""
+    attention = layer["attn"]
+    size = attention.head_dim * attention.num_attention_heads // attention.mp_num
+    packed = layer.affine("attn.qkv_proj")
+    query, value, key = (packed.columns_of(n * size, (n + 1) * size, attention.mp_num) for n in range(3))
+    attend = AttentionSpec(
+        query,
+        key,
+        value,
+        layer.affine("attn.out_proj"),
+        attention.num_attention_heads,
+        attention.num_attention_heads,
+        attention.scaling,
+        causal=True,
+        positions=paired_rotary_positions,
+    )
+    feed = layer.network("mlp.fc_in", "mlp.fc_out", "mlp.act")
+    return (SublayerSpec((attend, feed), pre_norm=layer.norm("ln_1")),)
 
 
-def gpt2(model: Module) -> ModelSpec:
-    """``GPT2ForSequenceClassification``."""
-    upcast = model.config.reorder_and_upcast_attn
-    return decoder(
-        model, "transformer.h", gpt2_layer, norm="transformer.ln_f", limits=_learned(model), in_float32=upcast
+def gpt2(parts: Parts) -> ModelSpec:
+    """GPT-2."""
+    limits = embedding_limits(parts, "wte", "wpe", "wte")
+    return stack(
+        parts, "h", gpt2_layer, norm="ln_f", limits=limits, in_float32=parts.module.config.reorder_and_upcast_attn
     )
 
 
-def bigcode(model: Module) -> ModelSpec:
-    """``GPTBigCodeForSequenceClassification``."""
-    return decoder(model, "transformer.h", bigcode_layer, norm="transformer.ln_f", limits=_learned(model))
+def bigcode(parts: Parts) -> ModelSpec:
+    """GPT-BigCode."""
+    return stack(parts, "h", bigcode_layer, norm="ln_f", limits=embedding_limits(parts, "wte", "wpe", "wte"))
 
 
-def gpt_neo(model: Module) -> ModelSpec:
-    """``GPTNeoForSequenceClassification``, whose attention weights are computed in float32."""
-    return decoder(
-        model, "transformer.h", gpt_neo_layer, norm="transformer.ln_f", limits=_learned(model), in_float32=True
-    )
+def gpt_neo(parts: Parts) -> ModelSpec:
+    """GPT-Neo, whose attention weights are computed in float32."""
+    limits = embedding_limits(parts, "wte", "wpe", "wte")
+    return stack(parts, "h", gpt_neo_layer, norm="ln_f", limits=limits, in_float32=True)
 
 
-def gptj(model: Module) -> ModelSpec:
-    """``GPTJForSequenceClassification``."""
-    parts = Parts(model, "", model.config.hidden_size).below("transformer")
-    limits = embedding_limits(parts, "wte", None, "wte", most=model.config.max_position_embeddings)
-    return decoder(model, "transformer.h", gptj_layer, norm="transformer.ln_f", limits=limits)
+def gptj(parts: Parts) -> ModelSpec:
+    """GPT-J."""
+    return stack(parts, "h", gptj_layer, norm="ln_f", limits=_rotary(parts))
+
+
+def codegen(parts: Parts) -> ModelSpec:
+    """CodeGen."""
+    return stack(parts, "h", codegen_layer, norm="ln_f", limits=_rotary(parts))
+
+
+def _rotary(parts: Parts) -> InputLimits:
+    return embedding_limits(parts, "wte", None, "wte", most=parts.module.config.max_position_embeddings)
 
 
 FAMILIES = {
-    "GPT2ForSequenceClassification": gpt2,
-    "GPTBigCodeForSequenceClassification": bigcode,
-    "GPTJForSequenceClassification": gptj,
-    "GPTNeoForSequenceClassification": gpt_neo,
+    **heads("GPT2", gpt2, "transformer", causal="LMHeadModel", tokens="classifier", spans=True),
+    **heads("GPTBigCode", bigcode, "transformer", tokens="classifier"),
+    **heads("GPTJ", gptj, "transformer", spans=True),
+    **heads("GPTNeo", gpt_neo, "transformer", tokens="classifier", spans=True),
+    **heads("CodeGen", codegen, "transformer", classes=False),
 }

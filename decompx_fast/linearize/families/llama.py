@@ -27,9 +27,10 @@ from ..spec import (
     ScaleSpec,
     SublayerSpec,
 )
-from .decoder import decoder
+from .decoder import classifier as last_token_classifier
+from .decoder import stack
 from .heads import BARE, SPANS, HeadKind, linear, with_head
-from .parts import Module, Parts, embedding_limits, model_spec, paired_rotary_positions, rotary_positions
+from .parts import Module, Parts, embedding_limits, paired_rotary_positions, rotary_positions
 
 #: Which numbers of a head are rotated together: those of its two halves, or neighbours.
 Rotate = Callable[[Tensor, Tensor, Context], tuple[Tensor, Tensor, None]]
@@ -176,16 +177,9 @@ def llama_layer(layer: Parts, kind: Kind) -> LayerSpec:
 
 
 def classifier(model: Module, kind: Kind) -> ModelSpec:
-    """``score`` on the last token that is no padding; norms compute in float32 whatever the model does."""
-    return decoder(
-        model,
-        "model.layers",
-        partial(llama_layer, kind=kind),
-        norm="model.norm",
-        read_norm=kind.norm,
-        limits=_limits(Parts(model, "", model.config.hidden_size).below("model")),
-        in_float32=True,
-    )
+    """``score`` on the last token that is no padding."""
+    parts = Parts(model, "", model.config.hidden_size)
+    return last_token_classifier(model, layers_of(parts.below("model"), kind), (parts.step("score"),))
 
 
 def _limits(body: Parts) -> InputLimits:
@@ -193,20 +187,18 @@ def _limits(body: Parts) -> InputLimits:
     return embedding_limits(body, "embed_tokens", most=body["config"].max_position_embeddings)
 
 
+def layers_of(body: Parts, kind: Kind) -> ModelSpec:
+    """The layers and the norm after them; norms compute in float32 whatever the model does."""
+    describe = partial(llama_layer, kind=kind)
+    return stack(body, "layers", describe, norm="norm", read_norm=kind.norm, limits=_limits(body), in_float32=True)
+
+
 def with_outputs(model: Module, kind: Kind, head: HeadKind) -> ModelSpec:
     """The layers with a head on each position, or none: then the model is the layers alone."""
     parts = Parts(model, "", model.config.hidden_size)
     path = None if head is BARE else model.base_model_prefix
     body = parts if path is None else parts.below(path)
-    spec = model_spec(
-        [body.below(f"layers.{number}") for number in range(len(body["layers"]))],
-        partial(llama_layer, kind=kind),
-        (),
-        _limits(body),
-        final_norm=(body["norm"], kind.norm(body, "norm")),
-        in_float32=True,
-    )
-    return with_head(spec, parts, head, path)
+    return with_head(layers_of(body, kind), parts, head, path)
 
 
 def _vocabulary(parts: Parts) -> tuple[HeadStepSpec, ...]:

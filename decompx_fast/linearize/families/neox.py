@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -10,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..spec import AttentionSpec, Context, FeedForwardSpec, LayerSpec, ModelSpec, NormSpec, Positions, SublayerSpec
-from .decoder import decoder
-from .parts import Module, Parts, embedding_limits, rotary_positions
+from .decoder import heads, stack
+from .parts import Parts, embedding_limits, rotary_positions
 
 
 def neox_layer(layer: Parts) -> LayerSpec:
@@ -132,43 +133,21 @@ def starcoder2_layer(layer: Parts) -> LayerSpec:
     return _one_after_the_other(layer, attend, layer.network("mlp.c_fc", "mlp.c_proj", "mlp.act"))
 
 
-def neox(model: Module) -> ModelSpec:
-    """``GPTNeoXForSequenceClassification``."""
-    parts = Parts(model, "", model.config.hidden_size).below("gpt_neox")
-    limits = embedding_limits(parts, "embed_in", None, None, most=model.config.max_position_embeddings)
-    return decoder(model, "gpt_neox.layers", neox_layer, norm="gpt_neox.final_layer_norm", limits=limits)
+def _model(parts: Parts, describe_layer: Callable[[Parts], LayerSpec], words: str, norm: str) -> ModelSpec:
+    limits = embedding_limits(parts, words, None, None, most=parts.module.config.max_position_embeddings)
+    return stack(parts, "layers", describe_layer, norm=norm, limits=limits)
 
 
-def _model(model: Module, describe_layer: Any, norm: str) -> ModelSpec:
-    parts = Parts(model, "", model.config.hidden_size).below("model")
-    limits = embedding_limits(parts, "embed_tokens", None, None, most=model.config.max_position_embeddings)
-    return decoder(model, "model.layers", describe_layer, norm=norm, limits=limits)
-
-
-def persimmon(model: Module) -> ModelSpec:
-    """``PersimmonForSequenceClassification``."""
-    return _model(model, persimmon_layer, "model.final_layernorm")
-
-
-def phi(model: Module) -> ModelSpec:
-    """``PhiForSequenceClassification``."""
-    return _model(model, phi_layer, "model.final_layernorm")
-
-
-def stablelm(model: Module) -> ModelSpec:
-    """``StableLmForSequenceClassification``."""
-    return _model(model, stablelm_layer, "model.norm")
-
-
-def starcoder2(model: Module) -> ModelSpec:
-    """``Starcoder2ForSequenceClassification``."""
-    return _model(model, starcoder2_layer, "model.norm")
-
+neox = partial(_model, describe_layer=neox_layer, words="embed_in", norm="final_layer_norm")
+persimmon = partial(_model, describe_layer=persimmon_layer, words="embed_tokens", norm="final_layernorm")
+phi = partial(_model, describe_layer=phi_layer, words="embed_tokens", norm="final_layernorm")
+stablelm = partial(_model, describe_layer=stablelm_layer, words="embed_tokens", norm="norm")
+starcoder2 = partial(_model, describe_layer=starcoder2_layer, words="embed_tokens", norm="norm")
 
 FAMILIES = {
-    "GPTNeoXForSequenceClassification": neox,
-    "PersimmonForSequenceClassification": persimmon,
-    "PhiForSequenceClassification": phi,
-    "StableLmForSequenceClassification": stablelm,
-    "Starcoder2ForSequenceClassification": starcoder2,
+    **heads("GPTNeoX", neox, "gpt_neox", tokens="classifier", spans=True),
+    **heads("Persimmon", persimmon, "model", tokens="score"),
+    **heads("Phi", phi, "model", tokens="score"),
+    **heads("StableLm", stablelm, "model", tokens="score"),
+    **heads("Starcoder2", starcoder2, "model", tokens="score"),
 }

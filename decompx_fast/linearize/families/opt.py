@@ -1,12 +1,14 @@
-"""OPT: norms before the branches, or after them; its words may be narrower than its layers."""
+"""OPT: norms before the branches, or after them; words may be narrower than layers, and then heads are so too."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from ..spec import HeadStepSpec, LayerSpec, ModelSpec, SublayerSpec
-from .decoder import decoder
-from .parts import Module, Parts, embedding_limits
+from .decoder import heads, stack
+from .heads import HeadKind
+from .parts import Parts, embedding_limits
 
 
 def opt_layer(layer: Parts) -> LayerSpec:
@@ -23,17 +25,26 @@ def opt_layer(layer: Parts) -> LayerSpec:
     return SublayerSpec((attend,), post_norm=first), SublayerSpec((feed,), post_norm=second)
 
 
-def opt(model: Module) -> ModelSpec:
-    """``OPTForSequenceClassification``; words are widened in the embedding, and states narrowed again in the head."""
-    parts = Parts(model, "", model.config.hidden_size)
-    base = parts.below("model.decoder")
-    limits = embedding_limits(base, "embed_tokens", None, None, most=model.config.max_position_embeddings)
-    norm = None if base["final_layer_norm"] is None else "model.decoder.final_layer_norm"
-    narrow = base["project_out"] is not None
-    features = model.config.word_embed_proj_dim if narrow else None
-    spec = decoder(model, "model.decoder.layers", opt_layer, norm=norm, limits=limits, features=features)
-    head = (HeadStepSpec(base.affine("project_out")), *spec.head) if narrow else spec.head
-    return replace(spec, head=head)
+def opt(parts: Parts) -> ModelSpec:
+    """OPT."""
+    parts, config = parts.below("decoder"), parts.module.config
+    limits = embedding_limits(parts, "embed_tokens", None, None, most=config.max_position_embeddings)
+    norm = None if parts["final_layer_norm"] is None else "final_layer_norm"
+    return stack(parts, "layers", opt_layer, norm=norm, limits=limits)
 
 
-FAMILIES = {"OPTForSequenceClassification": opt}
+def narrowed(head: HeadKind) -> HeadKind:
+    """The same head on states that are narrowed first, where words are narrower than layers: the model without a head
+    does so, and what it gives is what the head's own modules are called with."""
+    return replace(head, steps=partial(_narrowed_steps, head=head))
+
+
+def _narrowed_steps(parts: Parts, head: HeadKind) -> tuple[HeadStepSpec, ...]:
+    path = "decoder.project_out" if hasattr(parts.module, "decoder") else "model.decoder.project_out"
+    if parts[path] is None:
+        return head.steps(parts)
+    narrow = Parts(parts.module, parts.name, parts.module.config.word_embed_proj_dim)
+    return (parts.step(path), *head.steps(narrow))
+
+
+FAMILIES = heads("OPT", opt, "model", spans=True, around=narrowed)
