@@ -95,8 +95,8 @@ ALIASES: dict[str, str] = {
 
 
 def _softcap(cap: float) -> Activation:
-    """``cap * tanh(z / cap)``."""
-    return Activation(f"softcap:{cap}", lambda z: _tanh_theta(z / cap), lambda z: 1 - torch.tanh(z / cap) ** 2)
+    """``cap tanh(z / cap)``: what keeps the logits of some language models in bounds."""
+    return Activation(f"{SOFTCAP}{cap}", lambda z: _tanh_theta(z / cap), lambda z: 1 - torch.tanh(z / cap) ** 2)
 
 
 def _clamped_silu(beta: float, limit: float) -> Activation:
@@ -114,7 +114,7 @@ def _clamped_silu(beta: float, limit: float) -> Activation:
 
 
 #: Activations that have numbers of their own, which follow their name: ``"softcap:30.0"``.
-FAMILIES: dict[str, Callable[..., Activation]] = {"softcap": _softcap, "clamped_silu": _clamped_silu}
+NUMBERED: dict[str, Callable[..., Activation]] = {SOFTCAP.rstrip(":"): _softcap, "clamped_silu": _clamped_silu}
 
 
 def get_activation(name: str) -> Activation:
@@ -124,8 +124,8 @@ def get_activation(name: str) -> Activation:
         UnsupportedModelError: if it is none of those that can be linearised; lists them.
     """
     kind, *numbers = name.split(":")
-    if numbers and kind in FAMILIES:
-        return FAMILIES[kind](*map(float, numbers))
+    if numbers and kind in NUMBERED:
+        return NUMBERED[kind](*map(float, numbers))
     activation = ACTIVATIONS.get(ALIASES.get(name, name))
     if activation is None:
         known = ", ".join(sorted([*ACTIVATIONS, *ALIASES]))

@@ -10,13 +10,16 @@ import numpy as np
 import pytest
 import synthetic
 import torch
+from live_bytes import LiveBytes
 from llama_like import decoder, inputs
 
-from decompx_fast import DecompXConfig
+from decompx_fast import DecompXConfig, UnsupportedModelError
 from decompx_fast.engines import reference
 from decompx_fast.engines.adjoint import run as adjoint
 from decompx_fast.engines.forward import run as forward
+from decompx_fast.engines.forward.plan import plan
 from decompx_fast.engines.shape import ModelShape
+from decompx_fast.evaluation.linearized import refuse_convolutions
 from decompx_fast.linearize.families.mixtures import always, by_softmax, by_softmax_of_chosen
 from decompx_fast.linearize.linearization import describe, linearize
 from decompx_fast.linearize.spec import HeadStepSpec, RoutedSpec, ScaleSpec, SublayerSpec
@@ -183,3 +186,27 @@ def test_shapes_count_the_networks_that_a_position_goes_through():
     assert (shape.networks, shape.f, shape.gated, shape.routed, shape.shifted) == (3, 20, True, True, False)
     assert ModelShape.from_spec(describe(decoder("gpt_oss"))).shifted
     assert not shape.foldable
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "name", ["plain_experts", "experts_after_norms", "experts_beside_an_attention", "clamped_gates"]
+)
+def test_plans_foretell_the_peak(name, dtype):
+    p = synthetic.Parts(0, d=96, f=384, heads=8, dtype=torch.float32)
+    head, layers = (HeadStepSpec(p.affine(p.d, 2)),), [LAYERS[name](p) for _ in range(2)]
+    linearization = synthetic.SpecLinearization(layers, p.normal(2, 48, p.d), head)
+    first, counter = next(linearization.layers()), LiveBytes()
+    options = {"config": DecompXConfig(), "dtype": dtype, "workspace_bytes": 4 << 20}
+    with counter:
+        forward.attribute(linearization, **options)
+    foretold = plan(ModelShape.from_linearization(linearization, first), 48, None, 2, **options)
+    assert foretold.peak_bytes == pytest.approx(counter.peak, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"), [("plain_experts", "choose among"), ("sinks", "a sink"), ("capped", "capped")]
+)
+def test_methods_that_do_not_know_a_part_refuse_it(name, words):
+    with pytest.raises(UnsupportedModelError, match=words):
+        refuse_convolutions(LAYERS[name](synthetic.Parts()), "this method")

@@ -100,7 +100,7 @@ class Costs:
     @property
     def fused(self) -> bool:
         """Whether the networks of this model are computed by one op."""
-        return self.one_op and not self.shape.gated
+        return self.one_op and not self.shape.gated and not self.shape.routed
 
     @property
     def item(self) -> int:

@@ -27,9 +27,9 @@ from ..spec import (
     ScaleSpec,
     SublayerSpec,
 )
+from .decoder import STATE, stack
 from .decoder import classifier as last_token_classifier
-from .decoder import stack
-from .heads import BARE, SPANS, HeadKind, linear, with_head
+from .heads import SPANS, HeadKind, linear, with_head
 from .parts import Module, Parts, embedding_limits, paired_rotary_positions, rotary_positions
 
 #: Which numbers of a head are rotated together: those of its two halves, or neighbours.
@@ -196,7 +196,7 @@ def layers_of(body: Parts, kind: Kind) -> ModelSpec:
 def with_outputs(model: Module, kind: Kind, head: HeadKind) -> ModelSpec:
     """The layers with a head on each position, or none: then the model is the layers alone."""
     parts = Parts(model, "", model.config.hidden_size)
-    path = None if head is BARE else model.base_model_prefix
+    path = None if head is STATE else model.base_model_prefix
     body = parts if path is None else parts.below(path)
     return with_head(layers_of(body, kind), parts, head, path)
 
@@ -239,7 +239,7 @@ def families(kinds: Mapping[str, tuple[Kind, Sequence[str]]]) -> dict[str, Calla
     """The descriptions by the names of classes: of each family the layers alone, and with each of its heads."""
     found: dict[str, Callable[[Module], ModelSpec]] = {}
     for name, (kind, tasks) in kinds.items():
-        found[f"{name}Model"] = partial(with_outputs, kind=kind, head=BARE)
+        found[f"{name}Model"] = partial(with_outputs, kind=kind, head=STATE)
         found |= {f"{name}For{task}": partial(HEADS[task], kind=kind) for task in tasks}
     return found
 
