@@ -6,11 +6,12 @@ import dataclasses
 import difflib
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, get_args, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args, overload
 
 import torch
 from torch import nn
 
+from .arguments import Arguments, Options, spelled_out
 from .compiling import outside_compiler
 from .config import DecompXConfig
 from .engines.adjoint.plan import AdjointPlan
@@ -28,6 +29,9 @@ from .result.explanation import Explanation, ProblemType
 from .result.explanations import Explanations
 from .result.failure import Failure
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 DTYPES = {
     "float64": torch.float64,
     "float32": torch.float32,
@@ -35,26 +39,14 @@ DTYPES = {
     "float16": torch.float16,
 }
 
+#: One text, or a pair: of all that one input can be, what a type checker can tell from several.
+OneText: TypeAlias = str | tuple[str, str]
+
 #: What becomes of an input that cannot be explained.
 OnError = Literal["raise", "skip"]
 
 #: Arguments of a call besides the options of the method.
-ARGUMENTS = (
-    "targets",
-    "sources",
-    "truncate",
-    "on_error",
-    "ids",
-    "batch_size",
-    "engine",
-    "dtype",
-    "progress",
-    "path",
-    "backend",
-    "workspace_bytes",
-    "positions",
-    "check",
-)
+ARGUMENTS = (*(name for name in Arguments.__annotations__ if name not in Options.__annotations__), "on_error")
 
 
 class DecompX:
@@ -177,20 +169,90 @@ class DecompX:
         """Where the model is."""
         return next(self.model.parameters()).device
 
-    def __call__(self, texts: Any, **arguments: Any) -> Explanation | Explanations[Explanation]:
-        """The same as :meth:`explain`."""
-        return self.explain(texts, **arguments)
+    @outside_compiler
+    def _start(
+        self,
+        texts: Any,
+        *,
+        targets: Any = None,
+        sources: Any = "token",
+        truncate: bool = False,
+        on_error: OnError = "raise",
+        ids: Any = None,
+        batch_size: int | None = None,
+        engine: str | None = None,
+        dtype: str | torch.dtype | None = None,
+        progress: bool | None = None,
+        path: str = "auto",
+        backend: str = "auto",
+        workspace_bytes: int | None = None,
+        positions: Sequence[int] = (),
+        check: str = "standard",
+        **options: Any,
+    ) -> tuple[Iterator[Explanation | Failure], bool]:
+        """Check every argument now, and return a lazy stream."""
+        _refuse_misspelt_arguments(options)
+        if on_error not in get_args(OnError):
+            raise OptionError(f"on_error={on_error!r}: use 'raise' or 'skip'")
+        skip = on_error == "skip"
+        check_unit(sources)
+        spec = specification(self.model)
+        job = Job(
+            explainer=self,
+            config=self.config.replace(**options),
+            engine=self.engine if engine is None else engine,
+            dtype=self.dtype if dtype is None else _check_dtype(dtype),
+            targets=resolve_targets(targets, self.labels),
+            sources=sources,
+            execution=Execution(path, backend, workspace_bytes),
+            shape=ModelShape.from_spec(spec),
+            positions=_check_positions(positions),
+            check=check,
+        )
+        limits = spec.limits
+        reader = Reader(
+            self.tokenizer, limits.positions, sizes=limits.sizes, truncate=truncate, skip=skip, device=self.device
+        )
+        encoded, single = reader.read(texts)
+        if ids is not None:
+            encoded = with_ids(encoded, [ids] if single else ids)
+        size = self.batch_size if batch_size is None else _check_batch_size(batch_size)
+        total = len(texts) if isinstance(texts, Sequence) and not single else None
+        pairs = with_sources(encoded, sources, skip=skip)
+        run = job.run_or_fail if skip else job.run
+        return stream(run, pairs, batch_size=size, total=total, progress=progress, bytes_of=job.bytes_of), single
 
     @overload
     def explain(
-        self, texts: Any, *, on_error: Literal["raise"] = ..., **arguments: Any
+        self, texts: OneText, *, on_error: Literal["raise"] = ..., **arguments: Unpack[Arguments]
+    ) -> Explanation: ...
+
+    @overload
+    def explain(
+        self, texts: list[OneText], *, on_error: Literal["raise"] = ..., **arguments: Unpack[Arguments]
+    ) -> Explanations[Explanation]: ...
+
+    @overload
+    def explain(
+        self, texts: OneText, *, on_error: OnError, **arguments: Unpack[Arguments]
+    ) -> Explanation | Failure: ...
+
+    @overload
+    def explain(
+        self, texts: list[OneText], *, on_error: OnError, **arguments: Unpack[Arguments]
+    ) -> Explanations[Explanation | Failure]: ...
+
+    @overload
+    def explain(
+        self, texts: Any, *, on_error: Literal["raise"] = ..., **arguments: Unpack[Arguments]
     ) -> Explanation | Explanations[Explanation]: ...
 
     @overload
     def explain(
-        self, texts: Any, *, on_error: OnError, **arguments: Any
+        self, texts: Any, *, on_error: OnError, **arguments: Unpack[Arguments]
     ) -> Explanation | Failure | Explanations[Explanation | Failure]: ...
 
+    @spelled_out(_start)
     @outside_compiler
     def explain(self, texts: Any, **arguments: Any) -> Any:
         """Explain one input, or a list of them.
@@ -212,16 +274,19 @@ class DecompX:
         found = Explanations(results)
         return found[0] if single else found
 
+    __call__ = explain
+
     @overload
     def explain_iter(
-        self, texts: Iterable[Any], *, on_error: Literal["raise"] = ..., **arguments: Any
+        self, texts: Iterable[Any], *, on_error: Literal["raise"] = ..., **arguments: Unpack[Arguments]
     ) -> Iterator[Explanation]: ...
 
     @overload
     def explain_iter(
-        self, texts: Iterable[Any], *, on_error: OnError, **arguments: Any
+        self, texts: Iterable[Any], *, on_error: OnError, **arguments: Unpack[Arguments]
     ) -> Iterator[Explanation | Failure]: ...
 
+    @spelled_out(_start)
     def explain_iter(self, texts: Iterable[Any], **arguments: Any) -> Any:
         """Explain many inputs, yielding each as it is done, in order; memory does not grow with their number.
 
@@ -330,59 +395,6 @@ class DecompX:
             device=self.device,
             limit=limit,
         )
-
-    @outside_compiler
-    def _start(
-        self,
-        texts: Any,
-        *,
-        targets: Any = None,
-        sources: Any = "token",
-        truncate: bool = False,
-        on_error: OnError = "raise",
-        ids: Any = None,
-        batch_size: int | None = None,
-        engine: str | None = None,
-        dtype: str | torch.dtype | None = None,
-        progress: bool | None = None,
-        path: str = "auto",
-        backend: str = "auto",
-        workspace_bytes: int | None = None,
-        positions: Sequence[int] = (),
-        check: str = "standard",
-        **options: Any,
-    ) -> tuple[Iterator[Explanation | Failure], bool]:
-        """Check every argument now, and return a lazy stream."""
-        _refuse_misspelt_arguments(options)
-        if on_error not in get_args(OnError):
-            raise OptionError(f"on_error={on_error!r}: use 'raise' or 'skip'")
-        skip = on_error == "skip"
-        check_unit(sources)
-        spec = specification(self.model)
-        job = Job(
-            explainer=self,
-            config=self.config.replace(**options),
-            engine=self.engine if engine is None else engine,
-            dtype=self.dtype if dtype is None else _check_dtype(dtype),
-            targets=resolve_targets(targets, self.labels),
-            sources=sources,
-            execution=Execution(path, backend, workspace_bytes),
-            shape=ModelShape.from_spec(spec),
-            positions=_check_positions(positions),
-            check=check,
-        )
-        limits = spec.limits
-        reader = Reader(
-            self.tokenizer, limits.positions, sizes=limits.sizes, truncate=truncate, skip=skip, device=self.device
-        )
-        encoded, single = reader.read(texts)
-        if ids is not None:
-            encoded = with_ids(encoded, [ids] if single else ids)
-        size = self.batch_size if batch_size is None else _check_batch_size(batch_size)
-        total = len(texts) if isinstance(texts, Sequence) and not single else None
-        pairs = with_sources(encoded, sources, skip=skip)
-        run = job.run_or_fail if skip else job.run
-        return stream(run, pairs, batch_size=size, total=total, progress=progress, bytes_of=job.bytes_of), single
 
 
 def _refuse_misspelt_arguments(options: Mapping[str, Any]) -> None:
