@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from .config import DecompXConfig
     from .errors import DecompXError, UnsupportedModelError
     from .explainer import DecompX
+    from .request.tasks.places import Word
     from .result.explanation import Explanation
     from .result.failure import Failure
     from .result.readback import read_json
@@ -25,6 +26,7 @@ __all__ = [
     "Explanation",
     "Failure",
     "UnsupportedModelError",
+    "Word",
     "__version__",
     "read_json",
 ]
@@ -36,6 +38,7 @@ _MODULE_OF = {
     "Explanation": "result.explanation",
     "Failure": "result.failure",
     "UnsupportedModelError": "errors",
+    "Word": "request.tasks.places",
     "read_json": "result.readback",
 }
 

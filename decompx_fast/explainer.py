@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from .arguments import Arguments, Options, spelled_out
+from .asking import Asker
 from .compiling import outside_compiler
 from .config import DecompXConfig
 from .engines.adjoint.plan import AdjointPlan
@@ -21,10 +22,13 @@ from .engines.memory import available_bytes
 from .errors import InputError, OptionError
 from .job import Job
 from .linearize.linearization import find_family, specification, unwrap
+from .models.tasks import task_of_model
 from .request.batching import stream
 from .request.encoding import Reader, with_ids
 from .request.sources import check_unit, with_sources
 from .request.targets import resolve_targets
+from .request.tasks import NAMED_OUTPUTS, check_question, check_task, position_task
+from .request.tasks.columns import Question
 from .result.explanation import Explanation, ProblemType
 from .result.explanations import Explanations
 from .result.failure import Failure
@@ -37,6 +41,15 @@ DTYPES = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
+}
+
+#: Of the tasks whose configuration does not say it.
+PROBLEM_TYPES: dict[str, ProblemType] = {
+    "token-classification": "positions",
+    "question-answering": "positions",
+    "fill-mask": "positions",
+    "multiple-choice": "regression",
+    "next-sentence-prediction": "single_label",
 }
 
 #: One text, or a pair: of all that one input can be, what a type checker can tell from several.
@@ -57,7 +70,7 @@ class DecompX:
     eval-mode function, and it is left as it was.
 
     Args:
-        model: a Hugging Face sequence classifier of a supported architecture.
+        model: a Hugging Face model of a supported architecture with a head; its class says what it is asked.
         tokenizer: its tokenizer; may be left out if only token ids and encodings will be given.
         config: the options of the method.
         engine: which engine computes. ``auto`` takes the fastest that can answer.
@@ -110,24 +123,27 @@ class DecompX:
         *,
         device: str | torch.device | None = None,
         half: bool = False,
+        task: str | None = None,
         **arguments: Any,
     ) -> DecompX:
-        """Load a classifier and its tokenizer from a folder, or by the id of a model hub.
+        """Load a model and its tokenizer from a folder, or by the id of a model hub.
 
         Args:
             path_or_id: a folder that ``save_pretrained`` wrote, or an id.
             device: where to put the model; ``None`` for the CPU.
             half: keep weights that are stored in float16 or bfloat16 so. By default they are widened to float32,
                 where the model's logits are exact enough to be compared with.
+            task: which head the model shall have, as :attr:`task` names it; ``None``: the one that it was saved with.
+                A head that was not trained is random, with a warning.
             **arguments: as for :class:`DecompX`.
 
         Raises:
-            ModelLoadError: if there is no such model, or it is no trained classifier.
+            ModelLoadError: if there is no such model, or it has no trained head and none was asked for.
             UnsupportedModelError: if its architecture is not supported.
         """
         from .models.pretrained import load_pretrained
 
-        model, tokenizer = load_pretrained(path_or_id, half=half)
+        model, tokenizer = load_pretrained(path_or_id, half=half, task=None if task is None else check_task(task))
         explainer = cls(_to_device(model, device), tokenizer, **arguments)
         explainer.name = os.fspath(path_or_id)
         return explainer
@@ -147,14 +163,31 @@ class DecompX:
         return explainer
 
     @property
+    def task(self) -> str:
+        """What the model is asked, by the name of its class: ``text-classification``, ``token-classification``,
+        ``question-answering``, ``fill-mask``, ``multiple-choice`` or ``next-sentence-prediction``."""
+        return task_of_model(unwrap(self.model))
+
+    def _asker(self, question: Question) -> Asker | None:
+        """What asks for columns at positions; ``None`` where the head answers once."""
+        task = position_task(self.task, labels=self.labels, tokenizer=self.tokenizer)
+        check_question(question, () if task is None else task.takes, self.task)
+        return None if task is None else Asker(task, question)
+
+    @property
     def labels(self) -> tuple[str, ...]:
-        """The names of the classes, in the order of the logits."""
+        """The names of the classes, in the order of the logits; of a vocabulary, which is large, none."""
+        if self.task in NAMED_OUTPUTS:
+            return NAMED_OUTPUTS[self.task]
         names = self._model_config.id2label
         return tuple(str(names.get(n, names.get(str(n), f"LABEL_{n}"))) for n in range(len(names)))
 
     @property
     def problem_type(self) -> ProblemType:
-        """``single_label``, ``multi_label`` or ``regression``, as the model's configuration says."""
+        """``single_label``, ``multi_label`` or ``regression``, as the model's configuration says; ``positions`` for a
+        model that answers at positions."""
+        if self.task in PROBLEM_TYPES:
+            return PROBLEM_TYPES[self.task]
         config = self._model_config
         if config.problem_type == "regression" or (config.problem_type is None and config.num_labels == 1):
             return "regression"
@@ -188,6 +221,11 @@ class DecompX:
         workspace_bytes: int | None = None,
         positions: Sequence[int] = (),
         check: str = "standard",
+        at: Any = None,
+        top_k: int | None = None,
+        max_answer_tokens: int | None = None,
+        ignore_labels: Sequence[str] | None = None,
+        is_split_into_words: bool = False,
         **options: Any,
     ) -> tuple[Iterator[Explanation | Failure], bool]:
         """Check every argument now, and return a lazy stream."""
@@ -197,21 +235,30 @@ class DecompX:
         skip = on_error == "skip"
         check_unit(sources)
         spec = specification(self.model)
+        question = Question(targets, at, top_k, max_answer_tokens, ignore_labels)
+        asker = self._asker(question)
         job = Job(
             explainer=self,
             config=self.config.replace(**options),
             engine=self.engine if engine is None else engine,
             dtype=self.dtype if dtype is None else _check_dtype(dtype),
-            targets=resolve_targets(targets, self.labels),
+            targets=resolve_targets(targets if asker is None else None, self.labels),
             sources=sources,
             execution=Execution(path, backend, workspace_bytes),
             shape=ModelShape.from_spec(spec),
             positions=_check_positions(positions),
             check=check,
+            asker=asker,
         )
         limits = spec.limits
         reader = Reader(
-            self.tokenizer, limits.positions, sizes=limits.sizes, truncate=truncate, skip=skip, device=self.device
+            self.tokenizer,
+            limits.positions,
+            sizes=limits.sizes,
+            truncate=truncate,
+            skip=skip,
+            device=self.device,
+            split=is_split_into_words,
         )
         encoded, single = reader.read(texts)
         if ids is not None:
@@ -297,8 +344,18 @@ class DecompX:
         Args:
             texts: inputs as for :meth:`explain`; any iterable, read as it goes.
             targets: a class by name or index; a mapping of classes to weights (``{"A": 1, "B": -1}`` explains a
-                difference); several of these in a list; ``None``: all classes.
+                difference); several of these in a list; ``None``: all classes. At positions: labels, ``"start"`` and
+                ``"end"``, or tokens by text or id; ``None``: what the model says by itself, that is each word with
+                another label than the background's, the best answer, the likeliest token at each mask.
+            at: of models that answer at positions, which: a token's index; ``(start, end)`` in characters, or ``(text,
+                start, end)`` in a pair; :class:`decompx_fast.Word`; a string that occurs once; ``"all"``; or a list.
+                Token classification reads a word at its first token; of question answering, the answer that is named.
+            top_k: at each place, so many of the likeliest labels or tokens.
+            max_answer_tokens: of question answering; ``None``: 15.
+            ignore_labels: of token classification, the background's; ``None``: ``["O"]``.
             sources: what a source is: ``"token"``, ``"word"``, ``"sentence"``, or one group id per token.
+            is_split_into_words: each text is a list of its words, as the model was trained on, and a pair is a tuple of
+                two lists; words are then these.
             truncate: cut inputs that are too long for the model, with a warning, instead of refusing them.
             on_error: ``"raise"`` ends at the first input that cannot be explained, after those before it; ``"skip"``
                 yields a :class:`Failure` in its place and goes on. What is wrong with the call is always raised.

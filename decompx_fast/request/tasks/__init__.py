@@ -11,7 +11,7 @@ from ...errors import OptionError
 from ...result.readings import TaskName
 from .columns import Question, Task
 from .fill_mask import FillMask
-from .question_answering import QuestionAnswering
+from .question_answering import OUTPUTS, QuestionAnswering
 from .token_classification import TokenClassification
 
 #: Names that users know from elsewhere.
@@ -23,8 +23,13 @@ ALIASES = {
     "sentence-order-prediction": "next-sentence-prediction",
 }
 
-#: The outputs of heads that have names, whatever the configuration says.
-NAMED_OUTPUTS = {"multiple-choice": ("choice",), "next-sentence-prediction": ("follows", "does not follow")}
+#: The outputs of heads that have names, whatever the configuration says; of a vocabulary, which is large, none.
+NAMED_OUTPUTS: dict[str, tuple[str, ...]] = {
+    "multiple-choice": ("choice",),
+    "next-sentence-prediction": ("follows", "does not follow"),
+    "question-answering": OUTPUTS,
+    "fill-mask": (),
+}
 
 #: What each argument is for, for messages.
 _FOR = {

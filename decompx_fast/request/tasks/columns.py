@@ -119,6 +119,14 @@ class Task(Protocol):
 
     takes: tuple[str, ...]
 
+    def reads(self, encoded: Encoded, question: Question) -> Sequence[int]:
+        """The positions whose outputs are looked at; known before the model runs."""
+        ...
+
+    def keeps(self, question: Question) -> int | None:
+        """How many of the largest outputs are looked at; ``None``: all of them."""
+        ...
+
     def ask(self, encoded: Encoded, outputs: Outputs, question: Question) -> Asked:
         """The columns of one input."""
         ...

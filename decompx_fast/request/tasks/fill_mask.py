@@ -32,14 +32,23 @@ class FillMask:
         self.tokenizer = tokenizer
         self.mask_id = mask_id
 
+    def reads(self, encoded: Encoded, question: Question) -> Sequence[int]:
+        """The masks, or the places that are named."""
+        return self._positions(encoded, question.at)
+
+    def keeps(self, question: Question) -> int | None:
+        """The likeliest."""
+        count = 1 if question.top_k is None else question.top_k
+        check_count("top_k", count)
+        return count
+
     def ask(self, encoded: Encoded, outputs: Outputs, question: Question) -> Asked:
         """Columns of the likeliest token, or of the ``top_k`` likeliest, or of ``targets``, at each place.
 
         Raises:
             InputError: if there is no mask and no ``at``, or for a target that is no single token.
         """
-        count = 1 if question.top_k is None else question.top_k
-        check_count("top_k", count)
+        count = self.keeps(question) or 1
         positions = self._positions(encoded, question.at)
         places = _place_names(encoded, positions, self._masks(encoded))
         best = outputs.best(positions, min(count, outputs.count))

@@ -36,14 +36,23 @@ class QuestionAnswering:
     def __init__(self, cls_id: int | None = None) -> None:
         self.cls_id = cls_id
 
+    def reads(self, encoded: Encoded, question: Question) -> Sequence[int]:
+        """All: the context is searched."""
+        _limit(question)
+        _context(encoded)
+        return range(len(encoded))
+
+    def keeps(self, question: Question) -> int | None:
+        """The start and the end."""
+        return None
+
     def ask(self, encoded: Encoded, outputs: Outputs, question: Question) -> Asked:
         """The start, the end and their sum; of the best span, or of the one that ``at`` names.
 
         Raises:
             InputError: if there is no context, or for a place that is none.
         """
-        limit = MAX_ANSWER_TOKENS if question.max_answer_tokens is None else question.max_answer_tokens
-        check_count("max_answer_tokens", limit)
+        limit = _limit(question)
         values = outputs.rows(range(len(encoded)))
         if values.shape[1] != len(OUTPUTS):
             raise InputError(
@@ -82,6 +91,13 @@ class QuestionAnswering:
         if self.cls_id is None or self.cls_id not in ids:
             return None
         return ids.index(self.cls_id)
+
+
+def _limit(question: Question) -> int:
+    """Of an answer, in tokens."""
+    limit = MAX_ANSWER_TOKENS if question.max_answer_tokens is None else question.max_answer_tokens
+    check_count("max_answer_tokens", limit)
+    return limit
 
 
 def _context(encoded: Encoded) -> list[int]:

@@ -45,6 +45,15 @@ class TokenClassification:
     def __init__(self, labels: Sequence[str]) -> None:
         self.labels = tuple(labels)
 
+    def reads(self, encoded: Encoded, question: Question) -> Sequence[int]:
+        """The first token of each word that is asked for."""
+        self._ignored(question.ignore_labels)
+        return [group.positions[0] for group, _ in self._groups(encoded, question.at)]
+
+    def keeps(self, question: Question) -> int | None:
+        """All labels."""
+        return None
+
     def ask(self, encoded: Encoded, outputs: Outputs, question: Question) -> Asked:
         """Columns of the words that are asked for; without ``at``, of those that are given a label.
 
@@ -55,7 +64,7 @@ class TokenClassification:
         """
         ignored = self._ignored(question.ignore_labels)
         at_tokens = question.at is not None
-        words = self._named(encoded, outputs, question.at) if at_tokens else self._all(encoded, outputs)
+        words = self._read(self._groups(encoded, question.at), outputs)
         chosen = words if at_tokens else [word for word in words if word.label not in ignored]
         columns: list[Column] = []
         if chosen:
@@ -70,23 +79,17 @@ class TokenClassification:
         predictions = tuple(Prediction(self._name(w.label), w.score, w.first, w.label, w.name) for w in words)
         return Asked(with_own_names(columns), entities=entities, predictions=predictions)
 
-    def _all(self, encoded: Encoded, outputs: Outputs) -> list[_Word]:
-        groups = words_of(encoded)
-        return self._read(encoded, outputs, [(group, name_of_word(encoded, group)) for group in groups])
-
-    def _named(self, encoded: Encoded, outputs: Outputs, at: Any) -> list[_Word]:
-        """The words, or the single tokens where words are not known, that ``at`` names."""
-        tokens = [token for place in resolve_places(at, encoded) for token in place.tokens]
+    def _groups(self, encoded: Encoded, at: Any) -> list[tuple[TokenGroup, str]]:
+        """The words with their names, or the single tokens where words are not known, that ``at`` names; or all."""
+        if at is None:
+            return [(group, name_of_word(encoded, group)) for group in words_of(encoded)]
+        wanted = dict.fromkeys(token for place in resolve_places(at, encoded) for token in place.tokens)
         if not any(encoded.spans) and encoded.words is None:
-            groups = [TokenGroup((token,), None) for token in dict.fromkeys(tokens)]
-            return self._read(
-                encoded, outputs, [(group, name_of_token(encoded, group.positions[0])) for group in groups]
-            )
-        wanted = set(tokens)
-        named = [group for group in words_of(encoded) if wanted & set(group.positions)]
-        return self._read(encoded, outputs, [(group, name_of_word(encoded, group)) for group in named])
+            return [(TokenGroup((token,), None), name_of_token(encoded, token)) for token in wanted]
+        named = [group for group in words_of(encoded) if not wanted.keys().isdisjoint(group.positions)]
+        return [(group, name_of_word(encoded, group)) for group in named]
 
-    def _read(self, encoded: Encoded, outputs: Outputs, groups: Sequence[tuple[TokenGroup, str]]) -> list[_Word]:
+    def _read(self, groups: Sequence[tuple[TokenGroup, str]], outputs: Outputs) -> list[_Word]:
         probabilities = outputs.rows([group.positions[0] for group, _ in groups]).double().softmax(-1)
         scores, labels = probabilities.max(-1)
         return [
