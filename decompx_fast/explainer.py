@@ -19,10 +19,10 @@ from .engines.adjoint.plan import AdjointPlan
 from .engines.choose import Execution, cheaper_engine, choose_engine, records
 from .engines.forward.plan import ModelShape, Plan, plan
 from .engines.memory import available_bytes
-from .errors import InputError, OptionError
+from .errors import InputError, OptionError, UnsupportedModelError
 from .job import Job
-from .linearize.linearization import find_family, specification, unwrap
-from .models.tasks import task_of_model
+from .linearize.linearization import find_family, specification, supported_architectures, unwrap
+from .models.tasks import DEFAULT, task_of_model, task_of_name
 from .request.batching import stream
 from .request.encoding import Reader, with_ids
 from .request.sources import check_unit, with_sources
@@ -114,7 +114,7 @@ class DecompX:
         self.dtype = _check_dtype(dtype)
         self.batch_size = _check_batch_size(batch_size)
         self.name: str | None = None
-        find_family(unwrap(model))
+        _check_head(unwrap(model))
 
     @classmethod
     def from_pretrained(
@@ -166,7 +166,7 @@ class DecompX:
     def task(self) -> str:
         """What the model is asked, by the name of its class: ``text-classification``, ``token-classification``,
         ``question-answering``, ``fill-mask``, ``multiple-choice`` or ``next-sentence-prediction``."""
-        return task_of_model(unwrap(self.model))
+        return task_of_model(unwrap(self.model)) or DEFAULT
 
     def _asker(self, question: Question) -> Asker | None:
         """What asks for columns at positions; ``None`` where the head answers once."""
@@ -461,6 +461,22 @@ def _refuse_misspelt_arguments(options: Mapping[str, Any]) -> None:
         near = [] if name in known else difflib.get_close_matches(name, [*known, *ARGUMENTS], n=1)
         if near and near[0] in ARGUMENTS:
             raise OptionError(f"unknown option {name!r}: did you mean {near[0]!r}?")
+
+
+def _check_head(model: nn.Module) -> None:
+    """Refuse a model that is not supported, or whose head gives nothing that can be explained by itself.
+
+    Raises:
+        UnsupportedModelError: with what to do instead.
+    """
+    find_family(model)
+    if task_of_model(model) is None:
+        supported = ", ".join(name for name in supported_architectures() if task_of_name(name) is not None)
+        raise UnsupportedModelError(
+            f"{type(model).__name__} has no head whose answers can be explained: to compare two texts by an encoder "
+            "without a head, use similarity(a, b); for classes, labels, answers or masks, load a model with such a "
+            f"head. Supported are {supported}"
+        )
 
 
 def _to_device(model: nn.Module, device: str | torch.device | None) -> nn.Module:

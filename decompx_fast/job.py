@@ -18,6 +18,7 @@ from .engines.adjoint.run import GRADIENTS_HELD
 from .engines.attribution import Attribution
 from .engines.choose import CHECKS, Execution, attribute, cheaper_engine, choose_engine, measure_error, records
 from .engines.forward.plan import ModelShape
+from .engines.terms import Terms
 from .errors import InputError, OptionError, PrecisionWarning, warn_user
 from .linearize.linearization import HuggingFaceLinearization, linearize, unwrap
 from .linearize.model_run import plain_mode
@@ -128,9 +129,7 @@ class Job:
         if not self.chooses:
             return self.engine
         groups = None if sources is None else len(sources)
-        return cheaper_engine(
-            self.shape, self.config, tokens=len(encoded), sources=groups, directions=self.columns
-        )
+        return cheaper_engine(self.shape, self.config, tokens=len(encoded), sources=groups, directions=self.columns)
 
     def bytes_of(self, pair: Pair) -> int:
         """What one such input takes while it is computed, roughly: the state, or all that the adjoint engine holds."""

@@ -196,7 +196,7 @@ def _check_weights(name: str, info: Mapping[str, Collection[Any]], model: nn.Mod
             "and are random, so its answers mean nothing before it is trained",
         )
         return
-    kind = task_of_model(model)
+    kind = task_of_model(model) or DEFAULT
     what = "classifier" if kind == DEFAULT else f"model for {KINDS[kind].trained_for}"
     raise ModelLoadError(
         f"{name!r} is no trained {what}: it has no weights for {listed}, which would be random. Use a model fine-tuned "

@@ -51,10 +51,10 @@ def task_of_name(name: str) -> str | None:
     return next(found, None)
 
 
-def task_of_model(model: nn.Module) -> str:
-    """The task of a model, by its class or the classes that it is made from."""
+def task_of_model(model: nn.Module) -> str | None:
+    """The task of a model, by its class or the classes that it is made from; ``None`` for one of no such head."""
     found = (task_of_name(cls.__name__) for cls in type(model).__mro__)
-    return next((task for task in found if task is not None), DEFAULT)
+    return next((task for task in found if task is not None), None)
 
 
 def task_of_architectures(names: Sequence[str] | None) -> str:

@@ -20,7 +20,8 @@ class Ledger:
         scores: ``[b, m, k]``, of the tokens themselves.
         bias_token: ``[b, m]`` or ``None``.
         layer, reach: where :meth:`add` is: index of the layer (-1: the head), sources with a vector.
-        beyond: ``[k]``, True for sources after those that the head reaches, or ``None`` if there are none.
+        beyond: ``[k]`` or ``[b, m, k]``, True for sources after those that the head reaches, or ``None`` if there are
+            none.
         components: ``"name.layer"`` to ``[b, k, m]``, as :class:`Attribution` says.
     """
 
@@ -55,6 +56,12 @@ class Ledger:
     def _share_equally(self, share: Tensor, rows: slice) -> None:
         if self.reach is None:
             self._steps[..., 0] += share.sum(-1) / self.scores.shape[-1]
+            return
+        if self.reach.first.ndim == 2:  # positions of each item's own, [b, i]
+            first, end = (x[:, None, rows].expand_as(share) for x in (self.reach.first, self.reach.last + 1))
+            each = share / (end - first)
+            self._steps.scatter_add_(-1, first, each)
+            self._steps.scatter_add_(-1, end, -each)
             return
         first, end = self.reach.first[rows], self.reach.last[rows] + 1
         each = share / (end - first)

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from ...activations import get_activation, linear_piece
@@ -181,14 +182,18 @@ def _pull_heads(pattern: AttentionPattern, g: Tensor, rows: slice, most_bytes: i
 
 
 def pull_head_step(step: HeadStep, place: str, g: Tensor, config: DecompXConfig, ledger: BiasLedger) -> Tensor:
-    """Back through one step ``norm(act(x W + b))`` of a head; ``[b, m, 1, c]`` to ``[b, m, 1, d]``."""
-    rows = slice(0, 1)
+    """Back through one step ``norm(act(x W + b))`` of a head; ``[b, m, r, c]`` to ``[b, m, r, d]``."""
+    rows = slice(0, g.shape[2])
     if step.norm is not None:
         ledger.add(f"{place}.norm", g, step.norm.bias, rows)
         g = pull_norm(step.norm, g, rows)
     if step.activation is not None:
         slope, intercept = head_piece(step, config)
-        ledger.add(f"{place}.intercept", g, None if intercept is None else intercept[:, None], rows)
-        g = g * slope[:, None, None]
+        ledger.add(f"{place}.intercept", g, intercept, rows)
+        g = g * slope.unsqueeze(1)
     ledger.add(place, g, step.bias, rows)
-    return g if step.weight is None else g @ step.weight.T
+    if step.weight is None:
+        return g
+    if step.weight.ndim == 2:
+        return g @ step.weight.T
+    return torch.einsum("bmrc,brdc->bmrd", g, step.weight)
