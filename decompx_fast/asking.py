@@ -23,10 +23,17 @@ class GivesOutputs(Protocol):
 
 @dataclass(frozen=True)
 class Asker:
-    """A task with the user's question, for every input of a call."""
+    """A task with the user's question, for every input of a call.
+
+    Attributes:
+        task: what asks.
+        question: what for.
+        count: how many outputs the model has at a position.
+    """
 
     task: Task
     question: Question
+    count: int
 
     def reads(self, batch: Sequence[Encoded]) -> list[list[int]]:
         """The positions of each input whose outputs are looked at, before the model runs.
@@ -40,22 +47,19 @@ class Asker:
                 found.append(list(self.task.reads(encoded, self.question)))
         return found
 
-    def ask(
-        self, batch: Sequence[Encoded], reads: Sequence[Sequence[int]], model: GivesOutputs, count: int
-    ) -> list[Asked]:
+    def ask(self, batch: Sequence[Encoded], reads: Sequence[Sequence[int]], model: GivesOutputs) -> list[Asked]:
         """The columns of each input.
 
         Args:
             batch: inputs of one length.
             reads: of :meth:`reads`.
             model: has run on them.
-            count: how many outputs there are at a position.
 
         Raises:
             InputError: for what the task cannot be asked of an input, naming it.
         """
         keep = self.task.keeps(self.question)
-        outputs = _outputs(model, reads, count, None if keep is None else min(keep, count))
+        outputs = _outputs(model, reads, self.count, None if keep is None else min(keep, self.count))
         asked = []
         for encoded, of_one in zip(batch, outputs, strict=True):
             with _named(encoded):

@@ -20,7 +20,7 @@ from .engines.choose import Execution, cheaper_engine, choose_engine, records
 from .engines.forward.plan import ModelShape, Plan, plan
 from .engines.memory import available_bytes
 from .errors import InputError, OptionError, UnsupportedModelError
-from .job import Job
+from .job import COLUMNS_RECKONED, Job
 from .linearize.linearization import find_family, specification, supported_architectures, unwrap
 from .models.tasks import DEFAULT, task_of_model, task_of_name
 from .request.batching import stream
@@ -168,11 +168,11 @@ class DecompX:
         ``question-answering``, ``fill-mask``, ``multiple-choice`` or ``next-sentence-prediction``."""
         return task_of_model(unwrap(self.model)) or DEFAULT
 
-    def _asker(self, question: Question) -> Asker | None:
+    def _asker(self, question: Question, outputs: int) -> Asker | None:
         """What asks for columns at positions; ``None`` where the head answers once."""
         task = position_task(self.task, labels=self.labels, tokenizer=self.tokenizer)
         check_question(question, () if task is None else task.takes, self.task)
-        return None if task is None else Asker(task, question)
+        return None if task is None else Asker(task, question, outputs)
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -236,7 +236,7 @@ class DecompX:
         check_unit(sources)
         spec = specification(self.model)
         question = Question(targets, at, top_k, max_answer_tokens, ignore_labels)
-        asker = self._asker(question)
+        asker = self._asker(question, spec.classes)
         job = Job(
             explainer=self,
             config=self.config.replace(**options),
@@ -428,7 +428,11 @@ class DecompX:
             )
         spec = specification(self.model)
         shape, limit = ModelShape.from_spec(spec), spec.limits.positions
-        directions = resolve_targets(targets, self.labels).pulled(config)
+        if self.problem_type == "positions":
+            directions = COLUMNS_RECKONED if targets is None else len(targets) if isinstance(targets, list) else 1
+            shape = dataclasses.replace(shape, classes=directions)
+        else:
+            directions = resolve_targets(targets, self.labels).pulled(config)
         if asked == "auto" and chosen == "adjoint":
             chosen = cheaper_engine(shape, config, tokens=tokens, sources=sources, directions=directions)
         model_dtype = next(self.model.parameters()).dtype

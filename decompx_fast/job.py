@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -110,7 +110,8 @@ class Job:
         grouped = not (isinstance(sources, str) and sources == "token")
         self.engine = choose_engine(engine, config, grouped=grouped, rows=bool(positions))
         self.chooses = engine == "auto" and self.engine == "adjoint"
-        self.shape = shape
+        self.outputs = shape.classes
+        self.shape = shape if asker is None else replace(shape, classes=COLUMNS_RECKONED)
         self.dtype = dtype
         self.targets = targets
         self.execution = execution
@@ -154,7 +155,7 @@ class Job:
             linearization = self._linearize(inputs, engine)
             asked = None
             if self.asker is not None:
-                asked = self.asker.ask(inputs, reads, linearization, self.shape.classes)
+                asked = self.asker.ask(inputs, reads, linearization)
             terms = self._terms(linearization, asked)
             groups = self._groups([sources for _, sources in batch], linearization.embedding.device)
             attribution = self._attribute(linearization, groups, engine, terms)
@@ -195,7 +196,7 @@ class Job:
             constants = torch.float32
         record = records(engine, len(batch[0]))
         linearization = linearize(self.explainer.model, inputs, dtype=constants, record=record)
-        classes, labels = self.shape.classes, self.explainer.labels
+        classes, labels = self.outputs, self.explainer.labels
         if labels and classes != len(labels):
             raise InputError(
                 f"the model has {classes} classes, but its configuration names {len(labels)}: set "

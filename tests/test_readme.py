@@ -7,7 +7,9 @@ import re
 from pathlib import Path
 from typing import get_type_hints
 
+import models
 import pytest
+import task_models
 
 from decompx_fast import DecompX
 from decompx_fast.config import STAGES, DecompXConfig, _choices
@@ -19,7 +21,7 @@ README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8"
 def test_readme_examples_run() -> None:
     matplotlib = pytest.importorskip("matplotlib")
     matplotlib.use("Agg")
-    first, options = re.findall(r"```python\n(.*?)```", README, re.S)
+    first, options, tasks = re.findall(r"```python\n(.*?)```", README, re.S)
     first, count = re.subn(r"DecompX\.from_pretrained\(.*?\)", "DecompX.demo()", first)
     assert count == 1
     names: dict = {}  # each example has what it needs from those before it
@@ -28,6 +30,11 @@ def test_readme_examples_run() -> None:
     assert (explanation.scores.sum(0) - explanation.logits).abs().max() < 1e-5  # float32 sums of numbers below 1
     assert isinstance(names["explainer"], DecompX)
     exec(options, names)
+    tasks, count = re.subn(r'DecompX\.from_pretrained\("path/to/a/(.*?)-model"\)', r'of_task("\1")', tasks)
+    assert count == len(task_models.HEADS)
+    names["of_task"] = lambda task: DecompX(task_models.model(task), models.word_piece())
+    exec(tasks, names)
+    assert names["named"].entities
 
 
 def option_rows() -> dict[str, str]:
