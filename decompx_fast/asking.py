@@ -13,6 +13,7 @@ from .engines.terms import Terms
 from .errors import InputError
 from .request.encoding import Encoded
 from .request.tasks.columns import Asked, Best, Question, Task, Term
+from .result.failure import Failure
 
 
 class GivesOutputs(Protocol):
@@ -34,6 +35,19 @@ class Asker:
     task: Task
     question: Question
     count: int
+
+    def checked(self, inputs: Iterator[Encoded | Failure], *, skip: bool) -> Iterator[Encoded | Failure]:
+        """The inputs of which this can be asked; with ``skip``, a failure in the place of each other."""
+        for one in inputs:
+            found = one
+            if not isinstance(one, Failure):
+                try:
+                    self.reads([one])
+                except InputError as error:
+                    if not skip:
+                        raise
+                    found = Failure.of(one.number, error)
+            yield found
 
     def reads(self, batch: Sequence[Encoded]) -> list[list[int]]:
         """The positions of each input whose outputs are looked at, before the model runs.

@@ -19,7 +19,7 @@ from .engines.adjoint.plan import AdjointPlan
 from .engines.choose import Execution, cheaper_engine, choose_engine, records
 from .engines.forward.plan import ModelShape, Plan, plan
 from .engines.memory import available_bytes
-from .errors import InputError, OptionError, UnsupportedModelError
+from .errors import InputError, OptionError, UnsupportedModelError, warn_user
 from .job import COLUMNS_RECKONED, Job
 from .linearize.linearization import find_family, specification, supported_architectures, unwrap
 from .models.tasks import DEFAULT, task_of_model, task_of_name
@@ -172,6 +172,8 @@ class DecompX:
         """What asks for columns at positions; ``None`` where the head answers once."""
         task = position_task(self.task, labels=self.labels, tokenizer=self.tokenizer)
         check_question(question, () if task is None else task.takes, self.task)
+        if task is not None and (notice := task.notice(question)) is not None:
+            warn_user(notice)
         return None if task is None else Asker(task, question, outputs)
 
     @property
@@ -263,6 +265,7 @@ class DecompX:
         encoded, single = reader.read(texts)
         if ids is not None:
             encoded = with_ids(encoded, [ids] if single else ids)
+        encoded = encoded if asker is None else asker.checked(encoded, skip=skip)
         size = self.batch_size if batch_size is None else _check_batch_size(batch_size)
         total = len(texts) if isinstance(texts, Sequence) and not single else None
         pairs = with_sources(encoded, sources, skip=skip)

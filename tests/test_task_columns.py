@@ -14,7 +14,7 @@ from test_presplit import byte_level
 from transformers import BertConfig, BertForTokenClassification, TokenClassificationPipeline
 
 from decompx_fast.request.tasks import NAMED_OUTPUTS, check_question, check_task, position_task
-from decompx_fast.request.tasks.columns import Question
+from decompx_fast.request.tasks.columns import Column, Question, Term, with_own_names
 from decompx_fast.request.tasks.fill_mask import FillMask
 from decompx_fast.request.tasks.places import Word
 from decompx_fast.request.tasks.question_answering import QuestionAnswering
@@ -171,6 +171,10 @@ def test_labels_without_a_background_are_all_explained():
         ("VERB", "bark"),
         ("NOUN", "loudly"),
     ]
+    notice = TokenClassification(labels).notice(Question())
+    assert "no label of this model is 'O' ('NOUN' (0), 'VERB' (1))" in notice and "ignore_labels=" in notice
+    assert TokenClassification(labels).notice(Question(ignore_labels=[])) is None
+    assert TokenClassification(LABELS).notice(Question()) is None
 
 
 def test_bad_questions_of_token_classification():
@@ -336,6 +340,20 @@ def test_a_byte_level_word_is_read_as_its_place_has_it():
 
 def _mask(encoded) -> int:
     return encoded.tokens.index("<mask>")
+
+
+def test_tokens_that_are_read_alike_are_told_apart():
+    tokenizer = models.byte_pair()
+    encoded, given = masked(tokenizer, "not <mask> film", {"a": 20.0, "\u0120a": 19.0, "e": 18.0})
+    asked = FillMask(tokenizer, tokenizer.mask_token_id).ask(encoded, given, Question(top_k=3))
+    assert [*named(asked)] == ["a @ <mask>", "\u0120a @ <mask>", "e @ <mask>"]
+
+
+def test_no_column_is_lost_to_another_of_its_name():
+    columns = [Column("x", {Term(1, 0): 1.0}), Column("x", {Term(1, 2): 1.0}), Column("x", {Term(3, 0): 1.0})]
+    found = with_own_names([*columns, columns[0], Column("y", {Term(1, 0): 1.0, Term(4, 1): 1.0})])
+    assert [c.name for c in found] == ["x (#1) (output 0)", "x (#1) (output 2)", "x (#3)", "y"]
+    assert [c.terms for c in found[:3]] == [c.terms for c in columns]
 
 
 def test_bad_questions_of_masks():

@@ -161,6 +161,25 @@ def test_views_show_what_the_model_says(explainers, task):
     assert explanation.probabilities is None and explanation.predicted_label is None
 
 
+@pytest.mark.parametrize("task", AT_POSITIONS)
+def test_plots_add_up(explainers, task):
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("Agg")
+    explanation = explainers[task](INPUTS[task])
+    axes = explanation.plot(target=explanation.targets[-1])
+    assert explanation.targets[-1] in axes.get_title() + axes.get_xlabel() + axes.get_ylabel()
+
+
+def test_labels_without_a_background_are_said_once(explainers):
+    names = {n: f"LABEL_{n}" for n in range(len(LABELS))}
+    tagger = model("token-classification")
+    tagger.config.id2label = names
+    explainer = DecompX(tagger, models.word_piece())
+    with pytest.warns(UserWarning, match="no label of this model is 'O'") as caught:
+        found = explainer(["John met", "us"])
+    assert len(caught) == 1 and [len(one.targets) for one in found] == [2, 1]
+
+
 def test_answers_are_escaped_in_html(explainers):
     explanation = explainers["question-answering"](("What?", "<b>bold</b>"), at=(1, 0, 3))
     assert "<b>bold" not in explanation.to_html()

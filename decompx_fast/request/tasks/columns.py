@@ -119,6 +119,10 @@ class Task(Protocol):
 
     takes: tuple[str, ...]
 
+    def notice(self, question: Question) -> str | None:
+        """What is worth a warning in a question, whatever it is asked of."""
+        ...
+
     def reads(self, encoded: Encoded, question: Question) -> Sequence[int]:
         """The positions whose outputs are looked at; known before the model runs."""
         ...
@@ -187,10 +191,21 @@ def _written(weights: Mapping[int, float], name_of: Callable[[int], str]) -> str
 
 
 def with_own_names(columns: Sequence[Column]) -> tuple[Column, ...]:
-    """The columns, of which those that share a name say their token's number too."""
-    count = Counter(column.name for column in columns)
-    named = [replace(c, name=f"{c.name} (#{c.position})") if count[c.name] > 1 else c for c in columns]
-    return tuple({column.name: column for column in named}.values())
+    """The columns, each once, of which those that share a name say the numbers of their tokens too, and then of their
+    outputs."""
+    once: list[Column] = []
+    for column in columns:
+        if column not in once:
+            once.append(column)
+    for kind, sign in (("position", "#"), ("output", "output ")):
+        count = Counter(column.name for column in once)
+        once = [replace(c, name=f"{c.name} ({_numbers(c, kind, sign)})") if count[c.name] > 1 else c for c in once]
+    return tuple(once)
+
+
+def _numbers(column: Column, kind: str, sign: str) -> str:
+    """The positions or the outputs of its terms."""
+    return ", ".join(f"{sign}{number}" for number in dict.fromkeys(getattr(term, kind) for term in column.terms))
 
 
 def check_count(name: str, value: Any) -> None:

@@ -32,6 +32,10 @@ class FillMask:
         self.tokenizer = tokenizer
         self.mask_id = mask_id
 
+    def notice(self, question: Question) -> str | None:
+        """Nothing."""
+        return None
+
     def reads(self, encoded: Encoded, question: Question) -> Sequence[int]:
         """The masks, or the places that are named."""
         return self._positions(encoded, question.at)
@@ -56,7 +60,7 @@ class FillMask:
         predictions: list[Prediction] = []
         for n, (position, place) in enumerate(zip(positions, places, strict=True)):
             found = best.outputs[n].tolist()
-            names = self._names(found)
+            names = self._own_names(found)
             likely = zip(names, best.probabilities[n].tolist(), found, strict=True)
             predictions += [Prediction(name, score, position, output, place) for name, score, output in likely]
             if question.targets is None:
@@ -96,7 +100,7 @@ class FillMask:
     def _token_of_text(self, text: str, after_space: bool) -> int:
         """A word as it would be read at the place, or a token exactly as the tokenizer writes it."""
         tokenizer = self.tokenizer
-        if tokenizer is None or not hasattr(tokenizer, "convert_tokens_to_ids"):
+        if not hasattr(tokenizer, "tokenize") or not hasattr(tokenizer, "convert_tokens_to_ids"):
             raise InputError(f"targets holds {text!r}, and there is no tokenizer to find its id: give token ids")
         if not text.strip():
             raise InputError(f"targets holds {text!r}: use a token's text or id")
@@ -128,6 +132,13 @@ class FillMask:
         return [
             token if token.startswith("##") else name.strip() or token for token, name in zip(tokens, read, strict=True)
         ]
+
+    def _own_names(self, ids: Sequence[int]) -> list[str]:
+        """The same; tokens that are read alike are named as the tokenizer writes them."""
+        names = self._names(ids)
+        alike = {name for name in names if names.count(name) > 1}
+        written = map(str, self.tokenizer.convert_ids_to_tokens(list(ids))) if alike else names
+        return [token if name in alike else name for name, token in zip(names, written, strict=True)]
 
     def _name(self, token_id: int) -> str:
         return self._names([token_id])[0]

@@ -36,6 +36,10 @@ class QuestionAnswering:
     def __init__(self, cls_id: int | None = None) -> None:
         self.cls_id = cls_id
 
+    def notice(self, question: Question) -> str | None:
+        """Nothing."""
+        return None
+
     def reads(self, encoded: Encoded, question: Question) -> Sequence[int]:
         """All: the context is searched."""
         _limit(question)
@@ -102,9 +106,9 @@ def _limit(question: Question) -> int:
 
 def _context(encoded: Encoded) -> list[int]:
     """The tokens that an answer may be of: those of the second text."""
-    if len(encoded.texts) == 2:
+    if len(encoded.texts) == 2 and any(encoded.spans):
         known = [n for n, span in enumerate(encoded.spans) if span and span[0] == 1 and not encoded.special[n]]
-    elif encoded.texts:
+    elif len(encoded.texts) == 1:
         raise InputError("a question and its context are a pair of texts: give (question, context) as a tuple")
     else:
         known = _second_run(encoded.special)

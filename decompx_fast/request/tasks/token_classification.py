@@ -45,6 +45,16 @@ class TokenClassification:
     def __init__(self, labels: Sequence[str]) -> None:
         self.labels = tuple(labels)
 
+    def notice(self, question: Question) -> str | None:
+        """That nothing is told apart from names, where labels have no background."""
+        if question.at is not None or question.ignore_labels is not None or self._ignored(None):
+            return None
+        return (
+            f"no label of this model is {BACKGROUND[0]!r} ({_listed(self.labels)}), so each word is explained, and "
+            "neighbours with one label are an entity: name the label of words that are none by ignore_labels=, or give "
+            "ignore_labels=[]"
+        )
+
     def reads(self, encoded: Encoded, question: Question) -> Sequence[int]:
         """The first token of each word that is asked for."""
         self._ignored(question.ignore_labels)
