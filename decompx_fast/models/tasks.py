@@ -23,7 +23,7 @@ class Kind:
     trained_for: str
 
 
-#: By the name of the task; see :data:`decompx_fast.request.tasks.TASKS` for what each asks.
+#: By the name of the task; see :mod:`decompx_fast.request.tasks` for what each asks.
 KINDS = {
     "text-classification": Kind(
         ("ForSequenceClassification",), "AutoModelForSequenceClassification", "sequence classification"
@@ -34,7 +34,7 @@ KINDS = {
     "question-answering": Kind(
         ("ForQuestionAnswering", "ForQuestionAnsweringSimple"), "AutoModelForQuestionAnswering", "question answering"
     ),
-    "fill-mask": Kind(("ForMaskedLM",), "AutoModelForMaskedLM", "masked language modelling"),
+    "fill-mask": Kind(("ForMaskedLM", "WithLMHeadModel"), "AutoModelForMaskedLM", "masked language modelling"),
     "multiple-choice": Kind(("ForMultipleChoice",), "AutoModelForMultipleChoice", "multiple choice"),
     "next-sentence-prediction": Kind(
         ("ForNextSentencePrediction",), "AutoModelForNextSentencePrediction", "next-sentence prediction"

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from ...errors import InputError, shown
 from ...result.readings import Answer
-from ...result.words import group_by_word
 from ..encoding import Encoded
+from ..sources import word_groups
 from .columns import Asked, Column, Direction, Outputs, Question, Term, check_count, directions, with_own_names
 from .places import name_of_token, resolve_places, text_of_tokens
 
@@ -171,7 +171,7 @@ def name_of_place(encoded: Encoded, position: int) -> str:
     """The word that a token is in, or the token itself where words are not known."""
     if not encoded.texts or encoded.special[position] or not any(encoded.spans):
         return name_of_token(encoded, position)
-    for group in group_by_word(encoded.spans, encoded.special, encoded.texts):
+    for group in word_groups(encoded):
         if position in group.positions and group.span is not None:
             return " ".join(encoded.texts[group.span[0]][group.span[1] : group.span[2]].split()) or name_of_token(
                 encoded, position
