@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
+#: Arguments that tell what kind of results there will be: overloads name them.
+TELLING = ("on_error", "is_split_into_words")
+
+
 class Options(TypedDict, total=False):
     """Single options of :class:`decompx_fast.DecompXConfig`, which says what each is."""
 
@@ -44,7 +48,7 @@ class Options(TypedDict, total=False):
 
 
 class Arguments(Options, total=False):
-    """Of :meth:`decompx_fast.DecompX.explain_iter`, which says what each is, but for ``on_error``."""
+    """Of :meth:`decompx_fast.DecompX.explain_iter`, which says what each is, but for :data:`TELLING`."""
 
     targets: Any
     at: Any
@@ -52,7 +56,6 @@ class Arguments(Options, total=False):
     max_answer_tokens: int | None
     ignore_labels: Sequence[str] | None
     sources: Any
-    is_split_into_words: bool
     truncate: bool
     ids: Any
     batch_size: int | None

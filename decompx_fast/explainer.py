@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args, overload
 import torch
 from torch import nn
 
-from .arguments import Arguments, Options, spelled_out
+from .arguments import TELLING, Arguments, Options, spelled_out
 from .asking import Asker
 from .compiling import outside_compiler
 from .config import DecompXConfig
@@ -54,12 +54,13 @@ PROBLEM_TYPES: dict[str, ProblemType] = {
 
 #: One text, or a pair: of all that one input can be, what a type checker can tell from several.
 OneText: TypeAlias = str | tuple[str, str]
+Texts: TypeAlias = list[str] | list[tuple[str, str]] | list[OneText]
 
 #: What becomes of an input that cannot be explained.
 OnError = Literal["raise", "skip"]
 
 #: Arguments of a call besides the options of the method.
-ARGUMENTS = (*(name for name in Arguments.__annotations__ if name not in Options.__annotations__), "on_error")
+ARGUMENTS = (*(name for name in Arguments.__annotations__ if name not in Options.__annotations__), *TELLING)
 
 
 class DecompX:
@@ -274,32 +275,57 @@ class DecompX:
 
     @overload
     def explain(
-        self, texts: OneText, *, on_error: Literal["raise"] = ..., **arguments: Unpack[Arguments]
+        self,
+        texts: OneText,
+        *,
+        on_error: Literal["raise"] = ...,
+        is_split_into_words: Literal[False] = ...,
+        **arguments: Unpack[Arguments],
     ) -> Explanation: ...
 
     @overload
     def explain(
-        self, texts: list[OneText], *, on_error: Literal["raise"] = ..., **arguments: Unpack[Arguments]
+        self,
+        texts: Texts,
+        *,
+        on_error: Literal["raise"] = ...,
+        is_split_into_words: Literal[False] = ...,
+        **arguments: Unpack[Arguments],
     ) -> Explanations[Explanation]: ...
 
     @overload
     def explain(
-        self, texts: OneText, *, on_error: OnError, **arguments: Unpack[Arguments]
+        self,
+        texts: OneText,
+        *,
+        on_error: OnError,
+        is_split_into_words: Literal[False] = ...,
+        **arguments: Unpack[Arguments],
     ) -> Explanation | Failure: ...
 
     @overload
     def explain(
-        self, texts: list[OneText], *, on_error: OnError, **arguments: Unpack[Arguments]
+        self,
+        texts: Texts,
+        *,
+        on_error: OnError,
+        is_split_into_words: Literal[False] = ...,
+        **arguments: Unpack[Arguments],
     ) -> Explanations[Explanation | Failure]: ...
 
     @overload
     def explain(
-        self, texts: Any, *, on_error: Literal["raise"] = ..., **arguments: Unpack[Arguments]
+        self,
+        texts: Any,
+        *,
+        on_error: Literal["raise"] = ...,
+        is_split_into_words: bool = ...,
+        **arguments: Unpack[Arguments],
     ) -> Explanation | Explanations[Explanation]: ...
 
     @overload
     def explain(
-        self, texts: Any, *, on_error: OnError, **arguments: Unpack[Arguments]
+        self, texts: Any, *, on_error: OnError, is_split_into_words: bool = ..., **arguments: Unpack[Arguments]
     ) -> Explanation | Failure | Explanations[Explanation | Failure]: ...
 
     @spelled_out(_start)
@@ -328,12 +354,22 @@ class DecompX:
 
     @overload
     def explain_iter(
-        self, texts: Iterable[Any], *, on_error: Literal["raise"] = ..., **arguments: Unpack[Arguments]
+        self,
+        texts: Iterable[Any],
+        *,
+        on_error: Literal["raise"] = ...,
+        is_split_into_words: bool = ...,
+        **arguments: Unpack[Arguments],
     ) -> Iterator[Explanation]: ...
 
     @overload
     def explain_iter(
-        self, texts: Iterable[Any], *, on_error: OnError, **arguments: Unpack[Arguments]
+        self,
+        texts: Iterable[Any],
+        *,
+        on_error: OnError,
+        is_split_into_words: bool = ...,
+        **arguments: Unpack[Arguments],
     ) -> Iterator[Explanation | Failure]: ...
 
     @spelled_out(_start)

@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 
 from decompx_fast import DecompX, DecompXConfig
-from decompx_fast.arguments import Arguments, Options
+from decompx_fast.arguments import TELLING, Arguments, Options
 
 
 def test_a_call_shows_every_keyword_that_it_takes() -> None:
@@ -21,6 +21,6 @@ def test_a_call_shows_every_keyword_that_it_takes() -> None:
 
 
 def test_what_is_typed_is_what_is_taken() -> None:
-    taken = {*inspect.signature(DecompX.explain).parameters} - {"self", "texts", "on_error"}
+    taken = {*inspect.signature(DecompX.explain).parameters} - {"self", "texts", *TELLING}
     assert {*Arguments.__annotations__} == taken
     assert {*Options.__annotations__} == {field.name for field in dataclasses.fields(DecompXConfig)}
