@@ -1,28 +1,33 @@
-"""DecompX: the thin wrapper round a Hugging Face classifier that reads texts and returns explanations."""
+"""DecompX: the thin wrapper round a Hugging Face model that reads texts and returns explanations."""
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args, overload
 
 import torch
 from torch import nn
 
-from .arguments import TELLING, Arguments, Options, spelled_out
+from .arguments import Arguments, spelled_out
 from .asking import Asker
+from .checks import check_batch_size as _check_batch_size
+from .checks import check_dtype as _check_dtype
+from .checks import check_head as _check_head
+from .checks import check_positions as _check_positions
+from .checks import refuse_misspelt_arguments as _refuse_misspelt_arguments
+from .checks import to_device as _to_device
 from .compiling import outside_compiler
 from .config import DecompXConfig
 from .engines.adjoint.plan import AdjointPlan
 from .engines.choose import Execution, cheaper_engine, choose_engine, records
 from .engines.forward.plan import ModelShape, Plan, plan
 from .engines.memory import available_bytes
-from .errors import InputError, OptionError, UnsupportedModelError, warn_user
+from .errors import InputError, OptionError, warn_user
 from .job import COLUMNS_RECKONED, Job
-from .linearize.linearization import find_family, specification, supported_architectures, unwrap
-from .models.tasks import DEFAULT, task_of_model, task_of_name
+from .linearize.linearization import specification, unwrap
+from .models.tasks import DEFAULT, task_of_model
 from .request.batching import stream
 from .request.encoding import Reader, with_ids
 from .request.sources import check_unit, with_sources
@@ -35,13 +40,6 @@ from .result.failure import Failure
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-DTYPES = {
-    "float64": torch.float64,
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
 
 #: Of the tasks whose configuration does not say it.
 PROBLEM_TYPES: dict[str, ProblemType] = {
@@ -59,14 +57,11 @@ Texts: TypeAlias = list[str] | list[tuple[str, str]] | list[OneText]
 #: What becomes of an input that cannot be explained.
 OnError = Literal["raise", "skip"]
 
-#: Arguments of a call besides the options of the method.
-ARGUMENTS = (*(name for name in Arguments.__annotations__ if name not in Options.__annotations__), *TELLING)
-
 
 class DecompX:
-    """Explains the predictions of a classifier by what each token contributed to each class.
+    """Explains what a model says by what each token contributed: to classes, labels of words, answers, words at masks.
 
-    The scores of the tokens add up to the logit of each class. The model is used as it is: it may be in train or eval
+    The scores of the tokens add up to the model's own number, such as the logit of each class. The model is used as it is: it may be in train or eval
     mode, in any floating dtype, compiled, under ``torch.inference_mode`` or not. What is explained is always its
     eval-mode function, and it is left as it was.
 
@@ -495,61 +490,3 @@ class DecompX:
             device=self.device,
             limit=limit,
         )
-
-
-def _refuse_misspelt_arguments(options: Mapping[str, Any]) -> None:
-    """Point to the argument of a call that an unknown option was probably meant to be."""
-    known = [field.name for field in dataclasses.fields(DecompXConfig)]
-    for name in options:
-        near = [] if name in known else difflib.get_close_matches(name, [*known, *ARGUMENTS], n=1)
-        if near and near[0] in ARGUMENTS:
-            raise OptionError(f"unknown option {name!r}: did you mean {near[0]!r}?")
-
-
-def _check_head(model: nn.Module) -> None:
-    """Refuse a model that is not supported, or whose head gives nothing that can be explained by itself.
-
-    Raises:
-        UnsupportedModelError: with what to do instead.
-    """
-    find_family(model)
-    if task_of_model(model) is None:
-        supported = ", ".join(name for name in supported_architectures() if task_of_name(name) is not None)
-        raise UnsupportedModelError(
-            f"{type(model).__name__} has no head whose answers can be explained: to compare two texts by an encoder "
-            "without a head, use similarity(a, b); for classes, labels, answers or masks, load a model with such a "
-            f"head. Supported are {supported}"
-        )
-
-
-def _to_device(model: nn.Module, device: str | torch.device | None) -> nn.Module:
-    if device is None:
-        return model
-    try:
-        return model.to(device)
-    except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise InputError(f"device={str(device)!r} cannot be used here ({reason}): use 'cpu'") from error
-
-
-def _check_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
-    found = DTYPES.get(dtype) if isinstance(dtype, str) else dtype
-    if dtype is not None and found not in DTYPES.values():
-        raise OptionError(f"dtype={dtype!r} cannot be used: use one of {', '.join(map(repr, DTYPES))}")
-    return found
-
-
-def _check_positions(positions: Sequence[int]) -> tuple[int, ...]:
-    if isinstance(positions, (str, bytes)) or not isinstance(positions, Sequence):
-        raise OptionError(f"positions={positions!r}: give a list of whole numbers, such as [0, 5]")
-    if any(isinstance(position, bool) or not isinstance(position, int) for position in positions):
-        raise OptionError(f"positions={list(positions)!r}: give whole numbers only")
-    return tuple(positions)
-
-
-def _check_batch_size(batch_size: int | None) -> int | None:
-    if batch_size is None:
-        return None
-    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-        raise OptionError(f"batch_size={batch_size!r}: use a whole number from 1, or None for what fits")
-    return batch_size
