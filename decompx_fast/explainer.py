@@ -61,9 +61,9 @@ OnError = Literal["raise", "skip"]
 class DecompX:
     """Explains what a model says by what each token contributed: to classes, labels of words, answers, words at masks.
 
-    The scores of the tokens add up to the model's own number, such as the logit of each class. The model is used as it is: it may be in train or eval
-    mode, in any floating dtype, compiled, under ``torch.inference_mode`` or not. What is explained is always its
-    eval-mode function, and it is left as it was.
+    The scores of the tokens add up to the model's own number, such as the logit of each class. The model is used as it
+    is: it may be in train or eval mode, in any floating dtype, compiled, under ``torch.inference_mode`` or not. What is
+    explained is always its eval-mode function, and it is left as it was.
 
     Args:
         model: a Hugging Face model of a supported architecture with a head; its class says what it is asked.
