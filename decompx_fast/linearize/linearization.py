@@ -25,7 +25,7 @@ from .model_run import ModelRun, check_embedding_mode, plain_mode, run_model, un
 from .record import Record
 from .spec import Context, InputLimits, ModelSpec
 from .terms import Terms
-from .values import ModelValues
+from .values import ModelValues, check_weights
 
 #: Largest accepted gap between a recomputed state and the model's own, per position, relative to the norm of the state.
 #: The recomputation runs from the embeddings on, so it collects the rounding of all layers: about 1e-6 is usual in
@@ -389,9 +389,7 @@ def _check_finite(model: nn.Module, run: ModelRun, logits: Tensor | None) -> Non
         ends = logits.double().abs().sum() + ends
     if math.isfinite(ends.item()):
         return
-    for name, parameter in model.named_parameters():
-        if not torch.isfinite(parameter).all():
-            raise NumericalError(f"the weight {name!r} holds NaN or infinity: reload or repair the model")
+    check_weights(model)
     names = ["the embedding", *(f"layer {n}" for n in range(len(run.states) - 1))]
     for name, state in zip(names, run.states, strict=True):
         if not torch.isfinite(state).all():
