@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args, overload
@@ -243,7 +242,7 @@ class DecompX:
             targets=resolve_targets(targets if asker is None else None, self.labels),
             sources=sources,
             execution=Execution(path, backend, workspace_bytes),
-            shape=ModelShape.from_spec(spec),
+            shape=ModelShape.from_spec(spec, columns=None if asker is None else COLUMNS_RECKONED),
             positions=_check_positions(positions),
             check=check,
             asker=asker,
@@ -427,6 +426,8 @@ class DecompX:
     ) -> Plan | AdjointPlan:
         """What an explanation of inputs of some length needs, before anything is allocated.
 
+        A model that answers at positions is reckoned with as many columns as ``targets`` has, or 8.
+
         It prints as a summary, in a notebook too. Bytes are those of tensors alive at one time; a process may hold on
         to more memory that was freed.
 
@@ -464,7 +465,7 @@ class DecompX:
         shape, limit = ModelShape.from_spec(spec), spec.limits.positions
         if self.problem_type == "positions":
             directions = COLUMNS_RECKONED if targets is None else len(targets) if isinstance(targets, list) else 1
-            shape = dataclasses.replace(shape, classes=directions)
+            shape = ModelShape.from_spec(spec, rows=min(directions * batch, tokens), columns=directions)
         else:
             directions = resolve_targets(targets, self.labels).pulled(config)
         if asked == "auto" and chosen == "adjoint":

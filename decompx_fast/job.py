@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -110,8 +110,7 @@ class Job:
         grouped = not (isinstance(sources, str) and sources == "token")
         self.engine = choose_engine(engine, config, grouped=grouped, rows=bool(positions))
         self.chooses = engine == "auto" and self.engine == "adjoint"
-        self.outputs = shape.classes
-        self.shape = shape if asker is None else replace(shape, classes=COLUMNS_RECKONED)
+        self.shape = shape
         self.dtype = dtype
         self.targets = targets
         self.execution = execution
@@ -196,7 +195,8 @@ class Job:
             constants = torch.float32
         record = records(engine, len(batch[0]))
         linearization = linearize(self.explainer.model, inputs, dtype=constants, record=record)
-        classes, labels = self.outputs, self.explainer.labels
+        labels = self.explainer.labels
+        classes = self.shape.classes if self.asker is None else self.asker.count
         if labels and classes != len(labels):
             raise InputError(
                 f"the model has {classes} classes, but its configuration names {len(labels)}: set "
