@@ -34,6 +34,7 @@ PACKAGES = [
     "decompx_fast.ops",
     "decompx_fast.ops.backends",
     "decompx_fast.request",
+    "decompx_fast.request.tasks",
     "decompx_fast.result",
 ]
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from .config import DecompXConfig
     from .errors import DecompXError, UnsupportedModelError
     from .explainer import DecompX
+    from .request.tasks.places import Word
     from .result.explanation import Explanation
     from .result.failure import Failure
     from .result.pair import PairExplanation
@@ -27,6 +28,7 @@ __all__ = [
     "Failure",
     "PairExplanation",
     "UnsupportedModelError",
+    "Word",
     "__version__",
     "read_json",
 ]
@@ -39,6 +41,7 @@ _MODULE_OF = {
     "Failure": "result.failure",
     "PairExplanation": "result.pair",
     "UnsupportedModelError": "errors",
+    "Word": "request.tasks.places",
     "read_json": "result.readback",
 }
 

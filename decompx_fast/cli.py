@@ -76,7 +76,7 @@ CHECKS = ("standard", "thorough")
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name=PROGRAM)
 def cli() -> None:
-    """Explain what each token contributed to a classifier's decision (DecompX)."""
+    """Explain what each token contributed to a model's decision (DecompX)."""
 
 
 @cli.command()
@@ -94,7 +94,24 @@ def cli() -> None:
 @click.option("--text-column", metavar="NAME", help="The column of the texts. [default: text, or sentence]")
 @click.option("--pair-column", metavar="NAME", help="The second text of each pair.")
 @click.option("--id-column", metavar="NAME", help="What names a row in the results, besides its line.")
-@click.option("--target", "targets", multiple=True, metavar="CLASS", help="A class by name or index; repeatable.")
+@click.option("--task", metavar="TASK", help="Which head to load, as token-classification. [default: the saved one]")
+@click.option(
+    "--target",
+    "targets",
+    multiple=True,
+    metavar="CLASS",
+    help="A class or label by name or index, 'start' or 'end' of an answer, a token at a mask; repeatable.",
+)
+@click.option(
+    "--at",
+    multiple=True,
+    metavar="PLACE",
+    help="Of models that answer at positions: a token's index, START:END or TEXT:START:END in characters, word:N, "
+    "all, or a string that occurs once; repeatable.",
+)
+@click.option(
+    "--top-k", type=click.IntRange(min=1), metavar="N", help="So many of the likeliest labels or tokens at each place."
+)
 @click.option("--bias", type=click.Choice(get_args(BiasRule)), help="How biases are shared. [default: absdot]")
 @click.option("--variant", type=click.Choice(get_args(Variant)), help="[default: paper]")
 @click.option("--engine", metavar="ENGINE", help="Which engine computes. [default: the fastest that can answer]")
@@ -134,7 +151,9 @@ def explain(
     text_column: str | None,
     pair_column: str | None,
     id_column: str | None,
+    task: str | None,
     targets: tuple[str, ...],
+    at: tuple[str, ...],
     words: bool,
     html: str | None,
     json_: str | None,
@@ -148,21 +167,23 @@ def explain(
 
     \b
     Prints for every text which tokens pushed the model to its answer, and by how
-    much. The scores add up to the logit of the class. With --jsonl, what is done
+    much: a class, a label of a word, an answer, what fits at a mask. The scores
+    add up to the model's value. With --jsonl, what is done
     is kept however the run ends; the other files are complete, or beside their
     place as .partial.
     """
     if not texts and file is None:
         raise click.UsageError("there is nothing to explain: give a TEXT, or --file FILE")
-    from .cli_explain import Outputs, Source, explain_all, run
+    from .cli_explain import Outputs, Source, explain_all, places, run
 
     source = Source(texts, file, format_, {"text": text_column, "pair": pair_column, "id": id_column})
     source.check()
     outputs, skip = Outputs.named(html, json_, jsonl, details=details), on_error == "skip"
     outputs.check(file)
     total = source.count(skip=skip)
-    explainer = _load(model, options.pop("device"))
+    explainer = _load(model, options.pop("device"), task)
     wanted = {name: value for name, value in options.items() if value is not None}
+    wanted["at"] = places(at) or None
     wanted["targets"] = [_class(target, explainer.labels) for target in targets] or None
     results = explain_all(explainer, source, skip=skip, words=words, options=wanted, phrase=_in_options)
     show = not quiet and not outputs.to_screen
@@ -245,15 +266,17 @@ def doctor() -> None:
 cli.add_command(similarity)
 
 
-def _load(model: str | None, device: str | None) -> DecompX:
+def _load(model: str | None, device: str | None, task: str | None = None) -> DecompX:
     from .explainer import DecompX
 
-    return DecompX.demo(device=device) if model is None else DecompX.from_pretrained(model, device=device)
+    if model is None and task is not None:
+        raise click.UsageError("--task says which head of a model to load: name the model by --model PATH")
+    return DecompX.demo(device=device) if model is None else DecompX.from_pretrained(model, device=device, task=task)
 
 
 def _class(target: str, labels: tuple[str, ...]) -> str | int:
-    """A class's name, or its index where no class has that name."""
-    return int(target) if target.isdecimal() and target not in labels else target
+    """A class's name, or its index where no class has that name; of a vocabulary, which has no labels, a token."""
+    return int(target) if labels and target.isdecimal() and target not in labels else target
 
 
 def _label_map(pairs: tuple[str, ...]) -> dict[str, str | int] | None:

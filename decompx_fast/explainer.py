@@ -1,78 +1,72 @@
-"""DecompX: the thin wrapper round a Hugging Face classifier that reads texts and returns explanations."""
+"""DecompX: the thin wrapper round a Hugging Face model that reads texts and returns explanations."""
 
 from __future__ import annotations
 
-import dataclasses
-import difflib
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, get_args, overload
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args, overload
 
 import torch
 from torch import nn
 
+from .arguments import Arguments, spelled_out
+from .asking import Asker
+from .checks import check_batch_size, check_dtype, check_head, check_positions, refuse_misspelt_arguments, to_device
 from .compiling import outside_compiler
 from .config import LINEAR_BIAS_RULES, DecompXConfig
 from .engines.adjoint.plan import AdjointPlan
 from .engines.choose import Execution, cheaper_engine, choose_engine, records
 from .engines.forward.plan import ModelShape, Plan, plan
 from .engines.memory import available_bytes
-from .errors import InputError, OptionError
-from .job import Job
+from .errors import InputError, OptionError, warn_user
+from .job import COLUMNS_RECKONED, Job
 from .linearize.copies import Copies
-from .linearize.linearization import find_classifier, find_family, specification, unwrap
+from .linearize.linearization import find_family, specification, unwrap
 from .linearize.sentence import SentenceEncoder
 from .models.sentence import unpacked
+from .models.tasks import DEFAULT, task_of_model
 from .request.batching import stream
 from .request.encoding import Reader, with_ids
 from .request.sources import check_unit, with_sources
 from .request.targets import resolve_targets
+from .request.tasks import NAMED_OUTPUTS, check_question, check_task, position_task
+from .request.tasks.columns import Question
 from .result.explanation import Explanation, ProblemType
 from .result.explanations import Explanations
 from .result.failure import Failure
 from .result.pair import PairExplanation
 from .similarity import Comparison, texts_of
 
-DTYPES = {
-    "float64": torch.float64,
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+#: Of the tasks whose configuration does not say it.
+PROBLEM_TYPES: dict[str, ProblemType] = {
+    "token-classification": "positions",
+    "question-answering": "positions",
+    "fill-mask": "positions",
+    "multiple-choice": "regression",
+    "next-sentence-prediction": "single_label",
 }
+
+#: One text, or a pair: of all that one input can be, what a type checker can tell from several.
+OneText: TypeAlias = str | tuple[str, str]
+Texts: TypeAlias = list[str] | list[tuple[str, str]] | list[OneText]
 
 #: What becomes of an input that cannot be explained.
 OnError = Literal["raise", "skip"]
 
-#: Arguments of a call besides the options of the method.
-ARGUMENTS = (
-    "targets",
-    "sources",
-    "truncate",
-    "on_error",
-    "ids",
-    "batch_size",
-    "engine",
-    "dtype",
-    "progress",
-    "path",
-    "backend",
-    "workspace_bytes",
-    "positions",
-    "check",
-    "measure",
-    "side",
-)
-
 
 class DecompX:
-    """Explains the predictions of a classifier by what each token contributed to each class.
+    """Explains what a model says by what each token contributed: to classes, labels of words, answers, words at masks.
 
-    The scores of the tokens add up to the logit of each class. The model is used as it is: it may be in train or eval
-    mode, in any floating dtype, compiled, under ``torch.inference_mode`` or not. What is explained is always its
-    eval-mode function, and it is left as it was.
+    The scores of the tokens add up to the model's own number, such as the logit of each class. The model is used as it
+    is: it may be in train or eval mode, in any floating dtype, compiled, under ``torch.inference_mode`` or not. What is
+    explained is always its eval-mode function, and it is left as it was.
 
     Args:
-        model: a Hugging Face sequence classifier of a supported architecture; or what gives one vector for a text.
+        model: a Hugging Face model of a supported architecture with a head, whose class says what it is asked; or what
+            gives one vector for a text.
         tokenizer: its tokenizer; may be left out if only token ids and encodings will be given.
         config: the options of the method.
         engine: which engine computes. ``auto`` takes the fastest that can answer.
@@ -118,11 +112,11 @@ class DecompX:
         self.engine = engine
         biased = engine != "adjoint" or self.config.bias in LINEAR_BIAS_RULES or specification(model).has_bias
         choose_engine(engine, self.config, grouped=False, biased=biased)
-        self.dtype = _check_dtype(dtype)
-        self.batch_size = _check_batch_size(batch_size)
+        self.dtype = check_dtype(dtype)
+        self.batch_size = check_batch_size(batch_size)
         self.name: str | None = None
         self.copies = Copies()
-        (find_family if self.compares else find_classifier)(unwrap(model))
+        (find_family if self.compares else check_head)(unwrap(model))
 
     @classmethod
     def from_pretrained(
@@ -131,27 +125,31 @@ class DecompX:
         *,
         device: str | torch.device | None = None,
         half: bool = False,
+        task: str | None = None,
         pooling: str | None = None,
         **arguments: Any,
     ) -> DecompX:
-        """Load a classifier or a sentence encoder and its tokenizer from a folder, or by the id of a model hub.
+        """Load a model or a sentence encoder and its tokenizer from a folder, or by the id of a model hub.
 
         Args:
             path_or_id: a folder that ``save_pretrained`` or sentence-transformers wrote, or an id.
             device: where to put the model; ``None`` for the CPU.
             half: keep weights that are stored in float16 or bfloat16 so. By default they are widened to float32,
                 where the model's logits are exact enough to be compared with.
+            task: which head the model shall have, as :attr:`task` names it; ``None``: the one that it was saved with.
+                A head that was not trained is random, with a warning.
             pooling: as for :class:`DecompX`, where the folder does not say it.
             **arguments: as for :class:`DecompX`.
 
         Raises:
-            ModelLoadError: if there is no such model, or it is no trained classifier.
+            ModelLoadError: if there is no such model, or it has no trained head and none was asked for.
             UnsupportedModelError: if its architecture is not supported.
         """
         from .models.pretrained import load_pretrained
 
-        model, tokenizer = load_pretrained(path_or_id, half=half, pooling=pooling)
-        explainer = cls(_to_device(model, device), tokenizer, **arguments)
+        asked = None if task is None else check_task(task)
+        model, tokenizer = load_pretrained(path_or_id, half=half, pooling=pooling, task=asked)
+        explainer = cls(to_device(model, device), tokenizer, **arguments)
         explainer.name = os.fspath(path_or_id)
         return explainer
 
@@ -165,7 +163,7 @@ class DecompX:
         from .models.demo import load_demo
 
         model, tokenizer = load_demo()
-        explainer = cls(_to_device(model, device), tokenizer, **arguments)
+        explainer = cls(to_device(model, device), tokenizer, **arguments)
         explainer.name = "demo"
         return explainer
 
@@ -180,13 +178,27 @@ class DecompX:
         from .models.sentence import load_sentence_encoder
 
         model, tokenizer = load_sentence_encoder(str(find_base()))
-        explainer = cls(_to_device(model, device), tokenizer, **arguments)
+        explainer = cls(to_device(model, device), tokenizer, **arguments)
         explainer.name = "demo encoder"
         return explainer
 
     @property
+    def task(self) -> str:
+        """What the model is asked, by the name of its class: ``text-classification``, ``token-classification``,
+        ``question-answering``, ``fill-mask``, ``multiple-choice`` or ``next-sentence-prediction``."""
+        return task_of_model(unwrap(self.model)) or DEFAULT
+
+    def _asker(self, question: Question, outputs: int) -> Asker | None:
+        """What asks for columns at positions; ``None`` where the head answers once."""
+        task = position_task(self.task, labels=self.labels, tokenizer=self.tokenizer)
+        check_question(question, () if task is None else task.takes, self.task)
+        if task is not None and (notice := task.notice(question)) is not None:
+            warn_user(notice)
+        return None if task is None else Asker(task, question, outputs)
+
+    @property
     def labels(self) -> tuple[str, ...]:
-        """The names of the classes, in the order of the logits.
+        """The names of the classes, in the order of the logits; of a vocabulary, which is large, none.
 
         Raises:
             InputError: if the model gives one vector for a text and no classes.
@@ -196,6 +208,8 @@ class DecompX:
                 "this model gives one vector for a text and no classes, so there are no logits to explain: compare two "
                 "texts with similarity(a, b), or load a classifier"
             )
+        if self.task in NAMED_OUTPUTS:
+            return NAMED_OUTPUTS[self.task]
         names = self._model_config.id2label
         return tuple(str(names.get(n, names.get(str(n), f"LABEL_{n}"))) for n in range(len(names)))
 
@@ -206,7 +220,10 @@ class DecompX:
 
     @property
     def problem_type(self) -> ProblemType:
-        """``single_label``, ``multi_label`` or ``regression``, as the model's configuration says."""
+        """``single_label``, ``multi_label`` or ``regression``, as the model's configuration says; ``positions`` for a
+        model that answers at positions."""
+        if self.task in PROBLEM_TYPES:
+            return PROBLEM_TYPES[self.task]
         config = self._model_config
         if config.problem_type == "regression" or (config.problem_type is None and config.num_labels == 1):
             return "regression"
@@ -221,20 +238,130 @@ class DecompX:
         """Where the model is."""
         return next(self.model.parameters()).device
 
-    def __call__(self, texts: Any, **arguments: Any) -> Explanation | Explanations[Explanation]:
-        """The same as :meth:`explain`."""
-        return self.explain(texts, **arguments)
+    @outside_compiler
+    def _start(
+        self,
+        texts: Any,
+        *,
+        targets: Any = None,
+        sources: Any = "token",
+        truncate: bool = False,
+        on_error: OnError = "raise",
+        ids: Any = None,
+        batch_size: int | None = None,
+        engine: str | None = None,
+        dtype: str | torch.dtype | None = None,
+        progress: bool | None = None,
+        path: str = "auto",
+        backend: str = "auto",
+        workspace_bytes: int | None = None,
+        positions: Sequence[int] = (),
+        check: str = "standard",
+        at: Any = None,
+        top_k: int | None = None,
+        max_answer_tokens: int | None = None,
+        ignore_labels: Sequence[str] | None = None,
+        is_split_into_words: bool = False,
+        **options: Any,
+    ) -> tuple[Iterator[Explanation | Failure], bool]:
+        """Check every argument now, and return a lazy stream."""
+        refuse_misspelt_arguments(options)
+        if on_error not in get_args(OnError):
+            raise OptionError(f"on_error={on_error!r}: use 'raise' or 'skip'")
+        skip = on_error == "skip"
+        check_unit(sources)
+        spec = specification(self.model, self.copies)
+        question = Question(targets, at, top_k, max_answer_tokens, ignore_labels)
+        asker = self._asker(question, spec.classes)
+        job = Job(
+            explainer=self,
+            config=self.config.replace(**options),
+            engine=self.engine if engine is None else engine,
+            dtype=self.dtype if dtype is None else check_dtype(dtype),
+            targets=resolve_targets(targets if asker is None else None, self.labels),
+            sources=sources,
+            execution=Execution(path, backend, workspace_bytes),
+            shape=ModelShape.from_spec(spec, columns=None if asker is None else COLUMNS_RECKONED),
+            positions=check_positions(positions),
+            check=check,
+            asker=asker,
+        )
+        limits = spec.limits
+        reader = Reader(
+            self.tokenizer,
+            limits.positions,
+            sizes=limits.sizes,
+            truncate=truncate,
+            skip=skip,
+            device=self.device,
+            split=is_split_into_words,
+        )
+        encoded, single = reader.read(texts)
+        if ids is not None:
+            encoded = with_ids(encoded, [ids] if single else ids)
+        encoded = encoded if asker is None else asker.checked(encoded, skip=skip)
+        size = self.batch_size if batch_size is None else check_batch_size(batch_size)
+        total = len(texts) if isinstance(texts, Sequence) and not single else None
+        pairs = with_sources(encoded, sources, skip=skip)
+        run = job.run_or_fail if skip else job.run
+        return stream(run, pairs, batch_size=size, total=total, progress=progress, bytes_of=job.bytes_of), single
 
     @overload
     def explain(
-        self, texts: Any, *, on_error: Literal["raise"] = ..., **arguments: Any
+        self,
+        texts: OneText,
+        *,
+        on_error: Literal["raise"] = ...,
+        is_split_into_words: Literal[False] = ...,
+        **arguments: Unpack[Arguments],
+    ) -> Explanation: ...
+
+    @overload
+    def explain(
+        self,
+        texts: Texts,
+        *,
+        on_error: Literal["raise"] = ...,
+        is_split_into_words: Literal[False] = ...,
+        **arguments: Unpack[Arguments],
+    ) -> Explanations[Explanation]: ...
+
+    @overload
+    def explain(
+        self,
+        texts: OneText,
+        *,
+        on_error: OnError,
+        is_split_into_words: Literal[False] = ...,
+        **arguments: Unpack[Arguments],
+    ) -> Explanation | Failure: ...
+
+    @overload
+    def explain(
+        self,
+        texts: Texts,
+        *,
+        on_error: OnError,
+        is_split_into_words: Literal[False] = ...,
+        **arguments: Unpack[Arguments],
+    ) -> Explanations[Explanation | Failure]: ...
+
+    @overload
+    def explain(
+        self,
+        texts: Any,
+        *,
+        on_error: Literal["raise"] = ...,
+        is_split_into_words: bool = ...,
+        **arguments: Unpack[Arguments],
     ) -> Explanation | Explanations[Explanation]: ...
 
     @overload
     def explain(
-        self, texts: Any, *, on_error: OnError, **arguments: Any
+        self, texts: Any, *, on_error: OnError, is_split_into_words: bool = ..., **arguments: Unpack[Arguments]
     ) -> Explanation | Failure | Explanations[Explanation | Failure]: ...
 
+    @spelled_out(_start)
     @outside_compiler
     def explain(self, texts: Any, **arguments: Any) -> Any:
         """Explain one input, or a list of them.
@@ -256,16 +383,29 @@ class DecompX:
         found = Explanations(results)
         return found[0] if single else found
 
+    __call__ = explain
+
     @overload
     def explain_iter(
-        self, texts: Iterable[Any], *, on_error: Literal["raise"] = ..., **arguments: Any
+        self,
+        texts: Iterable[Any],
+        *,
+        on_error: Literal["raise"] = ...,
+        is_split_into_words: bool = ...,
+        **arguments: Unpack[Arguments],
     ) -> Iterator[Explanation]: ...
 
     @overload
     def explain_iter(
-        self, texts: Iterable[Any], *, on_error: OnError, **arguments: Any
+        self,
+        texts: Iterable[Any],
+        *,
+        on_error: OnError,
+        is_split_into_words: bool = ...,
+        **arguments: Unpack[Arguments],
     ) -> Iterator[Explanation | Failure]: ...
 
+    @spelled_out(_start)
     def explain_iter(self, texts: Iterable[Any], **arguments: Any) -> Any:
         """Explain many inputs, yielding each as it is done, in order; memory does not grow with their number.
 
@@ -276,8 +416,18 @@ class DecompX:
         Args:
             texts: inputs as for :meth:`explain`; any iterable, read as it goes.
             targets: a class by name or index; a mapping of classes to weights (``{"A": 1, "B": -1}`` explains a
-                difference); several of these in a list; ``None``: all classes.
+                difference); several of these in a list; ``None``: all classes. At positions: labels, ``"start"`` and
+                ``"end"``, or tokens by text or id; ``None``: what the model says by itself, that is each word with
+                another label than the background's, the best answer, the likeliest token at each mask.
+            at: of models that answer at positions, which: a token's index; ``(start, end)`` in characters, or ``(text,
+                start, end)`` in a pair; :class:`decompx_fast.Word`; a string that occurs once; ``"all"``; or a list.
+                Token classification reads a word at its first token; of question answering, the answer that is named.
+            top_k: at each place, so many of the likeliest labels or tokens.
+            max_answer_tokens: of question answering; ``None``: 15.
+            ignore_labels: of token classification, the background's; ``None``: ``["O"]``.
             sources: what a source is: ``"token"``, ``"word"``, ``"sentence"``, or one group id per token.
+            is_split_into_words: each text is a list of its words, as the model was trained on, and a pair is a tuple of
+                two lists; words are then these.
             truncate: cut inputs that are too long for the model, with a warning, instead of refusing them.
             on_error: ``"raise"`` ends at the first input that cannot be explained, after those before it; ``"skip"``
                 yields a :class:`Failure` in its place and goes on. What is wrong with the call is always raised.
@@ -347,7 +497,7 @@ class DecompX:
             InputError: for a model that gives no vector, or a text that cannot be read.
             NumericalError: where a cosine is asked of a vector of zeros.
         """
-        _refuse_misspelt_arguments(options)
+        refuse_misspelt_arguments(options)
         if not self.compares:
             raise InputError(
                 f"{type(unwrap(self.model)).__name__} gives classes and not one vector for a text: similarity needs "
@@ -359,7 +509,7 @@ class DecompX:
             explainer=self,
             config=self.config.replace(**options),
             engine=self.engine if engine is None else engine,
-            dtype=self.dtype if dtype is None else _check_dtype(dtype),
+            dtype=self.dtype if dtype is None else check_dtype(dtype),
             execution=Execution(path, backend, workspace_bytes),
             shape=ModelShape.from_spec(spec),
             measure=measure,
@@ -391,6 +541,8 @@ class DecompX:
         **options: Any,
     ) -> Plan | AdjointPlan:
         """What an explanation of inputs of some length needs, before anything is allocated.
+
+        A model that answers at positions is reckoned with as many columns as ``targets`` has, or 8.
 
         It prints as a summary, in a notebook too. Bytes are those of tensors alive at one time; a process may hold on
         to more memory that was freed.
@@ -427,12 +579,18 @@ class DecompX:
                 "the reference engine has no plan: use engine='forward' for the plan of the forward engine"
             )
         shape, limit = ModelShape.from_spec(spec), spec.limits.positions
-        directions = shape.classes if self.compares else resolve_targets(targets, self.labels).pulled(config)
+        if self.compares:
+            directions = shape.classes
+        elif self.problem_type == "positions":
+            directions = COLUMNS_RECKONED if targets is None else len(targets) if isinstance(targets, list) else 1
+            shape = ModelShape.from_spec(spec, rows=min(directions * batch, tokens), columns=directions)
+        else:
+            directions = resolve_targets(targets, self.labels).pulled(config)
         if asked == "auto" and chosen == "adjoint":
             chosen = cheaper_engine(shape, config, tokens=tokens, sources=sources, directions=directions)
         model_dtype = next(self.model.parameters()).dtype
         default = torch.float64 if model_dtype == torch.float64 else torch.float32
-        wanted = _check_dtype(dtype) or self.dtype or default
+        wanted = check_dtype(dtype) or self.dtype or default
         if chosen == "adjoint":
             constants = wanted if wanted.itemsize >= 4 else torch.float32
             free = available_bytes(self.device)
@@ -451,102 +609,3 @@ class DecompX:
             device=self.device,
             limit=limit,
         )
-
-    @outside_compiler
-    def _start(
-        self,
-        texts: Any,
-        *,
-        targets: Any = None,
-        sources: Any = "token",
-        truncate: bool = False,
-        on_error: OnError = "raise",
-        ids: Any = None,
-        batch_size: int | None = None,
-        engine: str | None = None,
-        dtype: str | torch.dtype | None = None,
-        progress: bool | None = None,
-        path: str = "auto",
-        backend: str = "auto",
-        workspace_bytes: int | None = None,
-        positions: Sequence[int] = (),
-        check: str = "standard",
-        **options: Any,
-    ) -> tuple[Iterator[Explanation | Failure], bool]:
-        """Check every argument now, and return a lazy stream."""
-        _refuse_misspelt_arguments(options)
-        if on_error not in get_args(OnError):
-            raise OptionError(f"on_error={on_error!r}: use 'raise' or 'skip'")
-        skip = on_error == "skip"
-        check_unit(sources)
-        spec = specification(self.model, self.copies)
-        job = Job(
-            explainer=self,
-            config=self.config.replace(**options),
-            engine=self.engine if engine is None else engine,
-            dtype=self.dtype if dtype is None else _check_dtype(dtype),
-            targets=resolve_targets(targets, self.labels),
-            sources=sources,
-            execution=Execution(path, backend, workspace_bytes),
-            shape=ModelShape.from_spec(spec),
-            positions=_check_positions(positions),
-            check=check,
-        )
-        limits = spec.limits
-        reader = Reader(
-            self.tokenizer, limits.positions, sizes=limits.sizes, truncate=truncate, skip=skip, device=self.device
-        )
-        encoded, single = reader.read(texts)
-        if ids is not None:
-            encoded = with_ids(encoded, [ids] if single else ids)
-        size = self.batch_size if batch_size is None else _check_batch_size(batch_size)
-        total = len(texts) if isinstance(texts, Sequence) and not single else None
-        pairs = with_sources(encoded, sources, skip=skip)
-        run = job.run_or_fail if skip else job.run
-        return stream(run, pairs, batch_size=size, total=total, progress=progress, bytes_of=job.bytes_of), single
-
-
-def _refuse_misspelt_arguments(options: Mapping[str, Any]) -> None:
-    """Point to the argument of a call that an unknown option was probably meant to be."""
-    known = [field.name for field in dataclasses.fields(DecompXConfig)]
-    for name in options:
-        near = [] if name in known else difflib.get_close_matches(name, [*known, *ARGUMENTS], n=1)
-        if near and near[0] in ARGUMENTS:
-            raise OptionError(f"unknown option {name!r}: did you mean {near[0]!r}?")
-
-
-def _to_device(model: nn.Module, device: str | torch.device | None) -> nn.Module:
-    if device is None:
-        return model
-    try:
-        torch.device(device)
-    except (RuntimeError, TypeError) as error:
-        raise OptionError(f"device={str(device)!r} is no device: use 'cpu', 'cuda' or the like") from error
-    try:
-        return model.to(device)
-    except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise InputError(f"device={str(device)!r} cannot be used here ({reason}): use 'cpu'") from error
-
-
-def _check_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
-    found = DTYPES.get(dtype) if isinstance(dtype, str) else dtype
-    if dtype is not None and found not in DTYPES.values():
-        raise OptionError(f"dtype={dtype!r} cannot be used: use one of {', '.join(map(repr, DTYPES))}")
-    return found
-
-
-def _check_positions(positions: Sequence[int]) -> tuple[int, ...]:
-    if isinstance(positions, (str, bytes)) or not isinstance(positions, Sequence):
-        raise OptionError(f"positions={positions!r}: give a list of whole numbers, such as [0, 5]")
-    if any(isinstance(position, bool) or not isinstance(position, int) for position in positions):
-        raise OptionError(f"positions={list(positions)!r}: give whole numbers only")
-    return tuple(positions)
-
-
-def _check_batch_size(batch_size: int | None) -> int | None:
-    if batch_size is None:
-        return None
-    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-        raise OptionError(f"batch_size={batch_size!r}: use a whole number from 1, or None for what fits")
-    return batch_size

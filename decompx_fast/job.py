@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .asking import Asker, terms_of
 from .compiling import outside_compiler
 from .config import DecompXConfig
 from .engines.accuracy import largest_share, noteworthy
@@ -33,11 +35,56 @@ from .request.batching import Pair
 from .request.encoding import Encoded
 from .request.sources import Sources
 from .request.targets import Targets
+from .request.tasks.columns import Asked
 from .result.explanation import Explanation, Site
 from .result.failure import OF_AN_INPUT, Failure
 
 if TYPE_CHECKING:
     from .explainer import DecompX
+
+#: Columns of a model that answers at positions are known when it has run; before, so many are reckoned with.
+COLUMNS_RECKONED = 8
+
+
+@dataclass(frozen=True)
+class _Answers:
+    """What the model gives for the columns of one input.
+
+    Attributes:
+        names, ids: of the columns.
+        values: ``[m]``, of the columns; ``None`` for norms, which have none.
+        logits, labels: of all classes; at positions those of the columns.
+        said: what the model says besides: entities, an answer, predictions.
+    """
+
+    names: tuple[str, ...]
+    ids: tuple[int | None, ...]
+    values: torch.Tensor | None
+    logits: torch.Tensor
+    labels: tuple[str, ...]
+    said: Mapping[str, Any] = field(default_factory=dict)
+
+
+def _source_fields(encoded: Encoded, sources: Sources | None) -> dict[str, Any]:
+    """What an explanation says of its sources: the tokens, or groups of them."""
+    if sources is None:
+        return {
+            "tokens": encoded.tokens,
+            "token_ids": tuple(encoded.inputs["input_ids"].tolist()),
+            "spans": encoded.spans,
+            "texts": encoded.texts,
+            "special": encoded.special,
+            "source_unit": "token",
+            "word_ids": encoded.words,
+        }
+    return {
+        "tokens": sources.names,
+        "token_ids": None,
+        "spans": tuple(group.span for group in sources.groups),
+        "texts": encoded.texts,
+        "special": tuple(all(encoded.special[p] for p in group.positions) for group in sources.groups),
+        "source_unit": sources.unit,
+    }
 
 
 class Job:
@@ -56,7 +103,13 @@ class Job:
         shape: ModelShape,
         positions: Sequence[int] = (),
         check: str = "standard",
+        asker: Asker | None = None,
     ) -> None:
+        if asker is not None and not config.head:
+            raise OptionError(
+                f"head=False gives norms of what one position is made of, and {explainer.task} reads many: leave it "
+                "out, or ask for positions="
+            )
         if check not in CHECKS:
             raise OptionError(f"check={check!r} is not a check: use one of {', '.join(map(repr, CHECKS))}")
         if not config.head and not targets.is_all:
@@ -72,6 +125,12 @@ class Job:
         self.execution = execution
         self.positions = tuple(positions)
         self.check = check
+        self.asker = asker
+
+    @property
+    def columns(self) -> int:
+        """How many directions the adjoint engine pulls back, as far as that is known before a model has run."""
+        return self.targets.pulled(self.config) if self.asker is None else COLUMNS_RECKONED
 
     def _asked(self, engine: str) -> DecompXConfig:
         """The options as this engine answers them."""
@@ -83,16 +142,14 @@ class Job:
         if not self.chooses:
             return self.engine
         groups = None if sources is None else len(sources)
-        return cheaper_engine(
-            self.shape, self.config, tokens=len(encoded), sources=groups, directions=self.targets.pulled(self.config)
-        )
+        return cheaper_engine(self.shape, self.config, tokens=len(encoded), sources=groups, directions=self.columns)
 
     def bytes_of(self, pair: Pair) -> int:
         """What one such input takes while it is computed, roughly: the state, or all that the adjoint engine holds."""
         encoded, sources = pair
         n, constants = len(encoded), torch.float64 if self.dtype is torch.float64 else torch.float32
         if self.engine_for(pair) == "adjoint":
-            directions = self.targets.pulled(self.config)
+            directions = self.columns
             plan = AdjointPlan(self.shape, n, 1, directions, constants, self.config, self.explainer.device)
             gradients = directions * GRADIENTS_HELD * n * self.shape.d * constants.itemsize
             return plan.states_bytes + plan.results_bytes + gradients
@@ -104,19 +161,34 @@ class Job:
         """Explain inputs of the same length and the same number of sources."""
         start = time.perf_counter()
         engine = self.engine_for(batch[0])
+        inputs = [encoded for encoded, _ in batch]
+        reads = [] if self.asker is None else self.asker.reads(inputs)
         with plain_mode(self.explainer.device):
-            linearization = self._linearize([encoded for encoded, _ in batch], engine)
+            linearization = self._linearize(inputs, engine)
+            asked = None
+            if self.asker is not None:
+                asked = self.asker.ask(inputs, reads, linearization)
+            terms = self._terms(linearization, asked)
             groups = self._groups([sources for _, sources in batch], linearization.embedding.device)
-            attribution = self._attribute(linearization, groups, engine)
-            errors = self._errors(attribution, linearization, groups, engine)
+            attribution = self._attribute(linearization, groups, engine, terms)
+            errors = self._errors(attribution, linearization, groups, engine, terms)
+            answers = self._answers(linearization, terms, asked)
         dtypes = (self._state_dtype(linearization, engine), linearization.model_dtype)
         _warn_of_errors(attribution, errors, noteworthy(*dtypes))
         seconds = (time.perf_counter() - start) / len(batch)
         return [
             self._explanation(
-                n, encoded, sources, linearization, attribution, None if errors is None else errors[n], seconds, engine
+                n,
+                encoded,
+                sources,
+                linearization,
+                attribution,
+                answer,
+                None if errors is None else errors[n],
+                seconds,
+                engine,
             )
-            for n, (encoded, sources) in enumerate(batch)
+            for n, ((encoded, sources), answer) in enumerate(zip(batch, answers, strict=True))
         ]
 
     def run_or_fail(self, batch: Sequence[Pair]) -> list[Explanation | Failure]:
@@ -138,8 +210,9 @@ class Job:
         record = records(engine, len(batch[0]))
         copies = self.explainer.copies
         linearization = linearize(self.explainer.model, inputs, dtype=constants, record=record, copies=copies)
-        classes, labels = linearization.logits.shape[1], self.explainer.labels
-        if classes != len(labels):
+        labels = self.explainer.labels
+        classes = self.shape.classes if self.asker is None else self.asker.count
+        if labels and classes != len(labels):
             raise InputError(
                 f"the model has {classes} classes, but its configuration names {len(labels)}: set "
                 "model.config.id2label to one name for each"
@@ -152,7 +225,11 @@ class Job:
         return None if sources[0] is None else torch.stack([s.ids for s in sources if s is not None]).to(device)
 
     def _attribute(
-        self, linearization: HuggingFaceLinearization, sources: torch.Tensor | None, engine: str
+        self,
+        linearization: HuggingFaceLinearization,
+        sources: torch.Tensor | None,
+        engine: str,
+        terms: Terms | None,
     ) -> Attribution:
         return attribute(
             engine,
@@ -160,7 +237,7 @@ class Job:
             self._asked(engine),
             dtype=self.dtype,
             sources=sources,
-            terms=self._terms(linearization),
+            terms=terms,
             execution=self.execution,
             positions=self.positions,
         )
@@ -171,6 +248,7 @@ class Job:
         linearization: HuggingFaceLinearization,
         sources: torch.Tensor | None,
         engine: str,
+        terms: Terms | None,
     ) -> list[float] | None:
         """What the scores of each input are wrong by, if that is to be measured."""
         if self.check == "standard":
@@ -181,16 +259,40 @@ class Job:
             linearization,
             self._asked(engine),
             sources=sources,
-            terms=self._terms(linearization),
+            terms=terms,
             execution=self.execution,
         ).tolist()
 
-    def _terms(self, linearization: HuggingFaceLinearization) -> Terms | None:
+    def _terms(self, linearization: HuggingFaceLinearization, asked: Sequence[Asked] | None) -> Terms | None:
         """What is asked of the batch; ``None``: all classes."""
+        device = linearization.embedding.device
+        if asked is not None:
+            return terms_of(asked, device)
         if self.targets.is_all or not self.config.head:
             return None
         b, classes = linearization.logits.shape
-        return Terms.of_classes(b, classes, self.targets.directions.to(linearization.embedding.device))
+        return Terms.of_classes(b, classes, self.targets.directions.to(device))
+
+    def _answers(
+        self, linearization: HuggingFaceLinearization, terms: Terms | None, asked: Sequence[Asked] | None
+    ) -> list[_Answers]:
+        """The model's own values of the columns of each input, and what it says by itself."""
+        if asked is None or terms is None:
+            return [self._classes(logits) for logits in linearization.logits.cpu()]
+        values = terms.combine(linearization.values(terms)).cpu()
+        found = []
+        for one, row in zip(asked, values, strict=True):
+            names, own = tuple(column.name for column in one.columns), row[: len(one.columns)]
+            said = {"entities": one.entities, "answer": one.answer, "predictions": one.predictions}
+            found.append(_Answers(names, (None,) * len(names), own, own, names, said))
+        return found
+
+    def _classes(self, logits: torch.Tensor) -> _Answers:
+        """The columns of one input over classes; without a head there is one, of norms."""
+        labels, targets = self.explainer.labels, self.targets
+        if not self.config.head:
+            return _Answers(("norm",), (None,), None, logits, labels)
+        return _Answers(targets.names, targets.ids, targets.select(logits), logits, labels)
 
     def _explanation(
         self,
@@ -199,22 +301,20 @@ class Job:
         sources: Sources | None,
         linearization: HuggingFaceLinearization,
         attribution: Attribution,
+        answers: _Answers,
         score_error: float | None,
         seconds: float,
         engine: str,
     ) -> Explanation:
-        config, targets = self.config, self.targets
-        logits = linearization.logits[n].cpu()
-        if config.head:
-            names, ids = targets.names, targets.ids
-            target_logits = targets.select(logits)
-            scores = attribution.scores[n].cpu()
-            bias_token = None if attribution.bias_token is None else attribution.bias_token[n].cpu()
+        config, own = self.config, slice(0, len(answers.names))  # a batch may have more columns than this input
+        scores = attribution.scores[n, :, own].cpu()
+        bias_token = None if attribution.bias_token is None else attribution.bias_token[n, own].cpu()
+        target_logits = answers.values
+        if target_logits is not None:
             total = scores.double().sum(0) if bias_token is None else scores.double().sum(0) + bias_token.double()
             error = (total - target_logits.double()).abs().max().item()
         else:
-            names, ids = ("norm",), (None,)
-            scores, bias_token = attribution.scores[n].cpu(), None
+            bias_token = None
             scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
             target_logits = scores.sum(0)
             error = attribution.gap[n].item()
@@ -222,21 +322,15 @@ class Job:
             scores, bias_token = scores[:-1], scores[-1]
         sites = None
         if attribution.sites is not None:
-            sites = tuple(Site(s.layer, s.place, s.value[n].cpu()) for s in attribution.sites)
+            sites = tuple(Site(s.layer, s.place, s.value[n, own].cpu()) for s in attribution.sites)
         return Explanation(
-            tokens=encoded.tokens if sources is None else sources.names,
-            token_ids=tuple(encoded.inputs["input_ids"].tolist()) if sources is None else None,
-            spans=encoded.spans if sources is None else tuple(group.span for group in sources.groups),
-            texts=encoded.texts,
-            special=encoded.special
-            if sources is None
-            else tuple(all(encoded.special[p] for p in group.positions) for group in sources.groups),
+            **_source_fields(encoded, sources),
             scores=scores,
-            targets=names,
-            target_ids=ids,
+            targets=answers.names,
+            target_ids=answers.ids,
             target_logits=target_logits,
-            logits=logits,
-            labels=self.explainer.labels,
+            logits=answers.logits,
+            labels=answers.labels,
             problem_type=self.explainer.problem_type,
             completeness_error=error,
             score_error=score_error,
@@ -244,11 +338,12 @@ class Job:
             options=config.to_dict(),
             engine=engine,  # type: ignore[arg-type]
             time_s=seconds,
-            source_unit="token" if sources is None else sources.unit,
             stages={name: value[n].cpu() for name, value in attribution.stages.items()},
             bias_sites=sites,
-            component_shares={name: value[n].cpu() for name, value in attribution.components.items()},
+            component_shares={name: value[n, :, own].cpu() for name, value in attribution.components.items()},
             metadata=self._metadata(linearization, encoded, engine),
+            task=self.explainer.task,
+            **answers.said,
         )
 
     def _state_dtype(self, linearization: HuggingFaceLinearization, engine: str) -> torch.dtype:

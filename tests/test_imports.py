@@ -22,11 +22,13 @@ BELOW_EXPLAINER = {*BASE, "result", "request", "kernels", "ops", "linearize", "m
 
 # What each part of the package may import of the package. The parts are modules and folders of decompx_fast.
 MAY_IMPORT = {
-    "": {"explainer", "result", "config", "errors"},
+    "": {"explainer", "request", "result", "config", "errors"},
     "errors": set(),
     "config": {"errors"},
     "activations": {"errors"},
     "optional": {"errors"},
+    "arguments": {"config"},
+    "checks": {*BASE, "arguments", "linearize", "models"},
     "compiling": set(),
     "kernels": {"kernels"},
     "ops": {"ops", "kernels", *BASE},
@@ -35,9 +37,10 @@ MAY_IMPORT = {
     "engines": {"engines", "ops", "linearize.layer", *BASE},
     "result": {"result", *BASE},
     "request": {"request", "result", *BASE},
-    "job": {"compiling", "explainer", *BELOW_EXPLAINER},
+    "asking": {*BASE, "request", "result", "engines.terms"},
+    "job": {"asking", "compiling", "explainer", *BELOW_EXPLAINER},
     "similarity": {"explainer", "job", *BELOW_EXPLAINER},
-    "explainer": {"compiling", "job", "similarity", *BELOW_EXPLAINER},
+    "explainer": {"arguments", "asking", "checks", "compiling", "job", "similarity", *BELOW_EXPLAINER},
     "evaluation": {"evaluation", "explainer", *BELOW_EXPLAINER},
     "doctor": {"ops", *BASE},
     "outputs": {"result", *BASE},

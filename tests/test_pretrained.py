@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import shutil
+import warnings
 
 import models
 import pytest
+import task_models
 import torch
 from models import classifier
 from refusals import refuses
-from transformers import BertForMaskedLM, BertModel, XLNetConfig, XLNetForSequenceClassification
+from transformers import BertModel, XLNetConfig, XLNetForSequenceClassification
 
 from decompx_fast import DecompX
-from decompx_fast.errors import InputError, ModelLoadError, UnsupportedModelError
+from decompx_fast.errors import InputError, ModelLoadError, OptionError, UnsupportedModelError
 
 
 @pytest.fixture(scope="module")
@@ -85,9 +87,8 @@ def test_configurations_that_cannot_be_read(folder, content):
     cannot_load(folder, "no classifier could be loaded from")
 
 
-@pytest.mark.parametrize("model_class", [BertModel, BertForMaskedLM])
-def test_what_was_not_trained_to_classify(folder, model_class):
-    model_class(classifier(hidden_size=4).config).save_pretrained(folder)
+def test_what_was_not_trained_to_classify(folder):
+    BertModel(classifier(hidden_size=4).config).save_pretrained(folder)
     cannot_load(folder, "is no trained classifier", "classifier.bias, classifier.weight", "would be random")
 
 
@@ -139,3 +140,45 @@ def test_loading_leaves_transformers_as_it_was(saved, capfd):
     assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == before
     captured = capfd.readouterr()
     assert (captured.out, captured.err) == ("", "")
+
+
+# Tasks.
+
+
+@pytest.mark.parametrize("task", task_models.HEADS)
+def test_a_saved_model_has_its_task(tmp_path, task):
+    task_models.model(task, dtype=torch.float32).save_pretrained(tmp_path)
+    models.word_piece().save_pretrained(tmp_path)
+    explainer = DecompX.from_pretrained(tmp_path)
+    assert explainer.task == task and type(explainer.model) is task_models.HEADS[task]
+    assert explainer(task_models.INPUTS[task]).completeness_error < 1e-5
+
+
+def test_a_head_that_was_not_trained_is_named_in_a_warning(tmp_path):
+    task_models.model("fill-mask", dtype=torch.float32).save_pretrained(tmp_path)
+    models.word_piece().save_pretrained(tmp_path)
+    with pytest.warns(
+        UserWarning, match="for token classification was not trained: classifier.bias, classifier.weight"
+    ):
+        explainer = DecompX.from_pretrained(tmp_path, task="ner")
+    assert explainer.task == "token-classification"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # its own head was trained
+        assert DecompX.from_pretrained(tmp_path, task="fill-mask").task == "fill-mask"
+    cannot_load(tmp_path, "task='nar' is no task", "'token-classification'", error=OptionError, task="nar")
+
+
+def test_a_base_model_is_no_trained_model(tmp_path):
+    BertModel(classifier(hidden_size=4).config).save_pretrained(tmp_path)
+    models.word_piece().save_pretrained(tmp_path)
+    cannot_load(tmp_path, "is no trained classifier", "would be random", "task=")
+
+
+def test_an_encoder_without_weights_is_refused_whatever_the_task(folder):
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(folder / "model.safetensors")
+    weights.pop("bert.encoder.layer.0.output.dense.weight")
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    match = ("is no trained classifier", "bert.encoder.layer.0.output.dense.weight")
+    cannot_load(folder, *match, task="text-classification")

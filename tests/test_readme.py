@@ -7,7 +7,9 @@ import re
 from pathlib import Path
 from typing import get_type_hints
 
+import models
 import pytest
+import task_models
 
 from decompx_fast import DecompX
 from decompx_fast.config import STAGES, DecompXConfig, _choices
@@ -23,7 +25,7 @@ def python_blocks() -> list[str]:
 def test_readme_examples_run() -> None:
     matplotlib = pytest.importorskip("matplotlib")
     matplotlib.use("Agg")
-    first, options = (block for block in python_blocks() if "similarity(" not in block)
+    first, options, tasks = (block for block in python_blocks() if "similarity(" not in block)
     first, count = re.subn(r"DecompX\.from_pretrained\(.*?\)", "DecompX.demo()", first)
     assert count == 1
     names: dict = {}  # each example has what it needs from those before it
@@ -32,6 +34,11 @@ def test_readme_examples_run() -> None:
     assert (explanation.scores.sum(0) - explanation.logits).abs().max() < 1e-5  # float32 sums of numbers below 1
     assert isinstance(names["explainer"], DecompX)
     exec(options, names)
+    tasks, count = re.subn(r'DecompX\.from_pretrained\("path/to/a/(.*?)-model"\)', r'of_task("\1")', tasks)
+    assert count == len(task_models.HEADS)
+    names["of_task"] = lambda task: DecompX(task_models.model(task), models.word_piece())
+    exec(tasks, names)
+    assert names["named"].entities
 
 
 @pytest.mark.slow

@@ -49,6 +49,10 @@ class Classifier:
     """
 
     def __init__(self, explainer: DecompX) -> None:
+        if explainer.task != "text-classification":
+            raise InputError(
+                f"the model's task is {explainer.task}: faithfulness is measured for sequence classification alone"
+            )
         if explainer.problem_type != "single_label":
             kind = explainer.problem_type.replace("_", " ")
             raise InputError(f"the model is one of {kind}: faithfulness is measured for models that choose one class")

@@ -87,20 +87,6 @@ def find_family(model: nn.Module) -> Callable[[nn.Module], ModelSpec]:
     raise UnsupportedModelError(f"{type(model).__name__} cannot be explained yet: {supported}")
 
 
-def find_classifier(model: nn.Module) -> None:
-    """Whether this is a sequence classifier: the other heads are read where the caller says.
-
-    Raises:
-        UnsupportedModelError: as for :func:`find_family`, or if it has another head.
-    """
-    find_family(model)
-    if not any(cls.__name__.endswith("ForSequenceClassification") for cls in type(model).__mro__):
-        raise UnsupportedModelError(
-            f"{type(model).__name__} cannot be explained yet: supported are "
-            f"{', '.join(name for name in supported_architectures() if name.endswith('ForSequenceClassification'))}"
-        )
-
-
 def describe(model: nn.Module) -> ModelSpec:
     """The model's parts as data: views on its weights, read anew at each call, so that nothing goes stale.
 

@@ -1,4 +1,4 @@
-"""Loading a classifier and its tokenizer with transformers, quietly, with one clear error for each that can fail."""
+"""Loading a model and its tokenizer with transformers, quietly, with one clear error for each that can fail."""
 
 from __future__ import annotations
 
@@ -11,24 +11,31 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..errors import ModelLoadError, UnsupportedModelError
+from ..errors import ModelLoadError, UnsupportedModelError, warn_user
 from ..linearize.linearization import find_family, refuse_prompts
 from ..optional import import_optional
+from .tasks import DEFAULT, KINDS, task_of_architectures, task_of_model
 
 #: What peft writes in place of config.json.
 ADAPTER_CONFIG = "adapter_config.json"
 
 
+#: The tasks that peft has names for.
+_ADAPTED = {"TOKEN_CLS": "token-classification", "QUESTION_ANS": "question-answering"}
+
+
 def load_pretrained(
-    path_or_id: str | os.PathLike[str], *, half: bool = False, pooling: str | None = None
+    path_or_id: str | os.PathLike[str], *, half: bool = False, pooling: str | None = None, task: str | None = None
 ) -> tuple[nn.Module, Any]:
-    """A sequence classifier or a sentence encoder and its tokenizer, from a folder or by the id of a model hub.
+    """A model with a head, or a sentence encoder, and its tokenizer, from a folder or by the id of a model hub.
 
     Args:
         path_or_id: a folder that ``save_pretrained`` wrote, of a model or of an adapter (peft), or that
             sentence-transformers wrote; or a hub id.
         half: keep weights that are stored in float16 or bfloat16 so, instead of widening them to float32.
         pooling: of an encoder without a head, whose folder does not say how its states make one vector.
+        task: a key of :data:`.tasks.KINDS`, which head the model shall have; one that was not saved is random, with a
+            warning. ``None``: what the model was saved with, whole.
 
     Returns:
         ``(model, tokenizer)``; the model in eval mode.
@@ -51,23 +58,24 @@ def load_pretrained(
         return load_sentence_encoder(name, pooling=pooling, half=half)
     with _quiet():
         if (Path(name) / ADAPTER_CONFIG).is_file():
-            model, base = _load_adapted(name, half=half)
+            model, base = _load_adapted(name, task, half=half)
             places = [name, base]
         else:
-            model, info = _load_classifier(name)
-            _check_weights(name, info["missing_keys"], info["mismatched_keys"])
+            model, info = _load_model(name, task)
+            _check_weights(name, info, model, task)
             model, places = _widened(model, half=half), [name]
         tokenizer = _load_tokenizer(places)
     return model.eval(), tokenizer
 
 
-def _load_classifier(name: str, **options: Any) -> tuple[nn.Module, Mapping[str, Any]]:
-    """A classifier of a supported architecture, and which of its weights were not loaded."""
-    from transformers import AutoModelForSequenceClassification
+def _load_model(name: str, task: str | None, **options: Any) -> tuple[nn.Module, Mapping[str, Any]]:
+    """A model of a supported architecture, with the head of ``task``, and which of its weights were not loaded."""
+    import transformers
 
+    kind = KINDS[task or _saved_task(name)]
     try:
         # Weights of a wrong shape are let through here, to be named by the caller.
-        model, info = AutoModelForSequenceClassification.from_pretrained(
+        model, info = getattr(transformers, kind.loader).from_pretrained(
             name,
             dtype="auto",
             output_loading_info=True,
@@ -77,9 +85,20 @@ def _load_classifier(name: str, **options: Any) -> tuple[nn.Module, Mapping[str,
         )
     except Exception as error:
         place = "" if Path(name).is_dir() else "there is no folder of that name, and as the id of a model: "
-        raise ModelLoadError(f"no classifier could be loaded from {name!r}: {place}{_first_line(error)}") from error
+        what = "classifier" if kind is KINDS[DEFAULT] else f"model for {kind.trained_for}"
+        raise ModelLoadError(f"no {what} could be loaded from {name!r}: {place}{_first_line(error)}") from error
     find_family(model)
     return model, info
+
+
+def _saved_task(name: str) -> str:
+    """The task of a saved model, as its configuration says; what is wrong with that is said where it is loaded."""
+    from transformers import PretrainedConfig
+
+    try:
+        return task_of_architectures(PretrainedConfig.get_config_dict(name)[0].get("architectures"))
+    except Exception:
+        return DEFAULT
 
 
 def _widened(model: nn.Module, *, half: bool) -> nn.Module:
@@ -105,7 +124,7 @@ def _load_tokenizer(places: Sequence[str]) -> Any:
     ) from errors[0]
 
 
-def _load_adapted(name: str, *, half: bool) -> tuple[nn.Module, str]:
+def _load_adapted(name: str, task: str | None, *, half: bool) -> tuple[nn.Module, str]:
     """An adapter's folder: its base model with the adapter merged into the weights.
 
     Returns:
@@ -117,7 +136,8 @@ def _load_adapted(name: str, *, half: bool) -> tuple[nn.Module, str]:
     """
     peft = import_optional("peft", f"loading the adapter in {name!r}")
     try:
-        base_name = peft.PeftConfig.from_pretrained(name).base_model_name_or_path
+        adapter = peft.PeftConfig.from_pretrained(name)
+        base_name = adapter.base_model_name_or_path
         weights = peft.utils.load_peft_weights(name, device="cpu")
     except Exception as error:
         raise ModelLoadError(f"the adapter in {name!r} cannot be read: {_first_line(error)}") from error
@@ -128,16 +148,18 @@ def _load_adapted(name: str, *, half: bool) -> tuple[nn.Module, str]:
         )
     if Path(name, base_name).is_dir():
         base_name = str(Path(name, base_name))
+    wanted = task or _ADAPTED.get(getattr(adapter.task_type, "value", adapter.task_type), DEFAULT)
     saved = {key.removeprefix("base_model.model."): tensor for key, tensor in weights.items()}
     # The head belongs to the adapter, and its number of classes is noted nowhere else.
     heads = [len(saved[key]) for key in ("classifier.weight", "classifier.out_proj.weight") if key in saved]
     try:
-        model, info = _load_classifier(base_name, **({"num_labels": heads[0]} if heads else {}))
+        model, info = _load_model(base_name, wanted, **({"num_labels": heads[0]} if heads else {}))
     except ModelLoadError as error:
         raise ModelLoadError(f"the adapter in {name!r} needs its base model, and {error}") from error
     own = set(saved)
     mismatched = [entry for entry in info["mismatched_keys"] if entry[0] not in own]
-    _check_weights(base_name, set(info["missing_keys"]) - own, mismatched)
+    missing = set(info["missing_keys"]) - own
+    _check_weights(base_name, {"missing_keys": missing, "mismatched_keys": mismatched}, model, task)
     try:
         adapted = peft.PeftModel.from_pretrained(_widened(model, half=half), name)
         refuse_prompts(adapted)
@@ -161,22 +183,34 @@ def _check_place(name: str) -> None:
         raise ModelLoadError(f"there is no folder {name!r}: check the path")
 
 
-def _check_weights(name: str, missing_keys: Collection[str], mismatched_keys: Collection[Any]) -> None:
-    """Refuse a model some of whose weights were not loaded, and are random."""
-    wrong = sorted(mismatched_keys)
+def _check_weights(name: str, info: Mapping[str, Collection[Any]], model: nn.Module, task: str | None) -> None:
+    """Refuse a model some of whose weights were not loaded, and are random; warn of a head that was asked for so."""
+    wrong = sorted(info["mismatched_keys"])
     if wrong:
         key, found, expected = wrong[0]
         raise ModelLoadError(
             f"the weights of {name!r} do not fit its config.json: {key} is {list(found)}, and the configuration "
             f"expects {list(expected)}"
         )
-    missing = sorted(missing_keys)
-    if missing:
-        raise ModelLoadError(
-            f"{name!r} is no trained classifier: it has no weights for {', '.join(missing[:4])}, which would be "
-            "random. Use a model fine-tuned for sequence classification; to compare texts by an encoder without a "
-            "head, say how its states are pooled: from_pretrained(..., pooling='mean')"
+    missing = sorted(info["missing_keys"])
+    if not missing:
+        return
+    listed = ", ".join(missing[:4]) + (", ..." if len(missing) > 4 else "")
+    prefix = f"{getattr(model, 'base_model_prefix', '')}."
+    of_encoder = [key for key in missing if key.startswith(prefix) and ".pooler." not in key]
+    if task is not None and not of_encoder:
+        warn_user(
+            f"the head of {name!r} for {KINDS[task].trained_for} was not trained: {listed} are not among its weights "
+            "and are random, so its answers mean nothing before it is trained",
         )
+        return
+    kind = task_of_model(model) or DEFAULT
+    what = "classifier" if kind == DEFAULT else f"model for {KINDS[kind].trained_for}"
+    raise ModelLoadError(
+        f"{name!r} is no trained {what}: it has no weights for {listed}, which would be random. Use a model fine-tuned "
+        f"for {KINDS[kind].trained_for}, or a task that it was trained for by task=; to compare texts by an encoder "
+        "without a head, say how its states are pooled: from_pretrained(..., pooling='mean')"
+    )
 
 
 def _check_vocabulary(tokenizer: Any) -> None:

@@ -237,7 +237,7 @@ def _load_encoder(place: str) -> nn.Module:
     if not is_encoder(model):
         raise _unsupported(f"an encoder {type(model).__name__}")
     missing = [key for key in info["missing_keys"] if not key.startswith("pooler.")]  # which is not read
-    _check_weights(place, missing, info["mismatched_keys"])
+    _check_weights(place, {"missing_keys": missing, "mismatched_keys": info["mismatched_keys"]}, model, None)
     return model
 
 

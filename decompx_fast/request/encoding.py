@@ -16,24 +16,22 @@ from ..result.failure import OF_AN_INPUT, Failure
 from ..result.tokens import BLANK
 from ..result.words import Span
 from .alignment import align
-from .boxes import BOXES, box_rows, check_boxes
+from .boxes import BOXES, check_boxes
 from .cutting import kept_of_long
-from .forms import is_ids, is_pair, is_single, n_axes, no_ids, real_tokens, refusal, refuse_tables, rows, several
+from .forms import (
+    is_ids,
+    is_pair,
+    is_single,
+    is_split,
+    n_axes,
+    refusal,
+    refuse_tables,
+    several,
+)
 from .forms import whole_numbers as whole
 from .notices import MANY_UNKNOWN, Notices
-
-#: What a model's forward may be given; everything has one entry per token. Layout models also take :data:`BOXES`.
-MODEL_INPUTS = ("input_ids", "token_type_ids", "position_ids")
-
-#: What an encoding may also hold: read here, or of no effect on the model.
-OTHER_KEYS = (
-    "attention_mask",
-    "special_tokens_mask",
-    "offset_mapping",
-    "length",
-    "labels",
-    "overflow_to_sample_mapping",
-)
+from .prepared import MODEL_INPUTS, Encoding
+from .presplit import places_of_words
 
 #: A fast tokenizer may not be called while another thread changes its truncation, which every call may do.
 _tokenizing = threading.Lock()
@@ -51,7 +49,10 @@ class Encoded:
         tokens: how the tokenizer writes them.
         spans: ``(segment, start, end)`` into ``texts``, or ``None``.
         special: whether the tokenizer added the token.
-        texts: the text, or the pair; empty if it is not known.
+        texts: the text, or the pair; empty if it is not known. Of words that were split before, they are joined by
+            spaces.
+        words: for each token, the number of its word among those that were split before, or that the tokenizer tells
+            of an encoding; ``None`` for a special token. ``None``: words are found in the text.
         number: which input of the call it is, from 0.
         about: what its explanation says of it besides: how long it was before it was cut, how much was unknown.
     """
@@ -63,6 +64,7 @@ class Encoded:
     texts: tuple[str, ...]
     number: int = 0
     about: Mapping[str, Any] = field(default_factory=dict)
+    words: tuple[int | None, ...] | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -79,6 +81,7 @@ class Reader:
         truncate: cut longer inputs, with a warning, instead of refusing them.
         skip: give a :class:`Failure` for an input that cannot be read, and go on.
         device: the model's; tensors that the user prepared must be there, everything else is moved.
+        split: texts are lists of words.
     """
 
     def __init__(
@@ -90,7 +93,9 @@ class Reader:
         truncate: bool = False,
         skip: bool = False,
         device: torch.device | None = None,
+        split: bool = False,
     ) -> None:
+        self.split = split
         self.tokenizer = tokenizer
         self.max_positions = max_positions
         self.sizes = sizes or {}
@@ -113,10 +118,10 @@ class Reader:
         """
         if isinstance(items, Mapping):
             taken = MODEL_INPUTS + ((BOXES,) if BOXES in self.sizes else ())
-            encoding = _Encoding(items, taken, self._check_device)
+            encoding = Encoding(items, taken, self._check_device)
             return self._each(range(len(encoding)), lambda n, _: self._read_row(encoding, n)), encoding.is_single
         refuse_tables(items)
-        if is_single(items):
+        if is_split(items) if self.split else is_single(items):
             return self._each([items], lambda n, item: self.read_one(item, "the input")), True
         return self._each(several(items), lambda n, item: self.read_one(item, f"input {n}", n)), False
 
@@ -135,7 +140,9 @@ class Reader:
             self.notices.say()
 
     def read_one(self, item: Any, where: str, number: int = 0) -> Encoded:
-        """One text, pair, or sequence of token ids."""
+        """One text, pair, or sequence of token ids; or of words."""
+        if self.split:
+            return self._read_words(item, where, number)
         if isinstance(item, str):
             return self._read_text((item,), where, number)
         if is_pair(item):
@@ -146,15 +153,7 @@ class Reader:
         raise refusal(item, where)
 
     def _read_text(self, texts: tuple[str, ...], where: str, number: int) -> Encoded:
-        if self.tokenizer is None:
-            raise InputError("texts need a tokenizer: use DecompX(model, tokenizer), or give token ids")
-        for text in texts:
-            if not text.strip():
-                raise InputError(f"{where} is an empty text: there is nothing to explain")
-            try:
-                text.encode("utf-8")
-            except UnicodeEncodeError as error:
-                raise InputError(f"{where} is not valid Unicode ({error.reason}): clean the text first") from error
+        self._check_texts(texts, where)
         encoding = self._tokenize(texts, where)
         length = len(encoding["input_ids"])
         if self.truncate and self._is_too_long(length):
@@ -171,16 +170,51 @@ class Reader:
             spans = _spans(encoding, special, texts, self._names(inputs["input_ids"]))
         return self._finish(inputs, where, number, special=special, spans=spans, texts=texts, length=length)
 
-    def _tokenize(
-        self, texts: tuple[str, ...], where: str, *, truncation: bool = False, max_length: int | None = None
-    ) -> Mapping[str, Any]:
+    def _read_words(self, item: Any, where: str, number: int) -> Encoded:
+        """Words that were split before, of one text or a pair."""
+        if not is_split(item):
+            raise InputError(
+                f"{where} is {shown(item)}, and is_split_into_words=True: give the words of a text as a list of "
+                "strings, or a pair of such lists as a tuple"
+            )
+        parts: tuple[list[str], ...] = tuple(map(list, item)) if isinstance(item, tuple) else (list(item),)
+        texts = tuple(map(" ".join, parts))
+        self._check_texts(texts, where)
+        encoding = self._tokenize(parts, where, is_split_into_words=True)
+        length = len(encoding["input_ids"])
+        if self.truncate and self._is_too_long(length):
+            limits = {"truncation": True, "max_length": self.max_positions}
+            encoding = self._tokenize(parts, where, is_split_into_words=True, **limits)
+        if not hasattr(encoding, "word_ids") or not getattr(encoding, "is_fast", False):
+            raise InputError(
+                f"the tokenizer ({type(self.tokenizer).__name__}) does not tell which word a token is of: words that "
+                "were split before need a fast tokenizer; join them into a text"
+            )
+        inputs = {name: whole(encoding[name], where) for name in MODEL_INPUTS if name in encoding}
+        special = self._special(inputs["input_ids"], encoding.get("special_tokens_mask"))
+        words, spans = places_of_words(encoding, special, parts)
+        return self._finish(
+            inputs, where, number, special=special, spans=spans, texts=texts, length=length, words=words
+        )
+
+    def _check_texts(self, texts: Sequence[str], where: str) -> None:
+        if self.tokenizer is None:
+            raise InputError("texts need a tokenizer: use DecompX(model, tokenizer), or give token ids")
+        for text in texts:
+            if not text.strip():
+                raise InputError(f"{where} is an empty text: there is nothing to explain")
+            try:
+                text.encode("utf-8")
+            except UnicodeEncodeError as error:
+                raise InputError(f"{where} is not valid Unicode ({error.reason}): clean the text first") from error
+
+    def _tokenize(self, texts: tuple[Any, ...], where: str, **options: Any) -> Mapping[str, Any]:
         """What the tokenizer says of one text or pair; any callable that gives ids will do."""
         try:
             with _tokenizing:
                 found = self.tokenizer(
                     *texts,
-                    truncation=truncation,
-                    max_length=max_length,
+                    **{"truncation": False, "max_length": None} | options,
                     padding=False,
                     return_special_tokens_mask=True,
                     return_offsets_mapping=bool(getattr(self.tokenizer, "is_fast", False)),
@@ -207,12 +241,12 @@ class Reader:
             )
         return found
 
-    def _read_row(self, encoding: _Encoding, n: int) -> Encoded:
+    def _read_row(self, encoding: Encoding, n: int) -> Encoded:
         where = f"row {n} of the encoding"
-        row, mask = encoding.row(n, where)
+        row, mask, words = encoding.row(n, where)
         given = row.pop("special_tokens_mask", mask)
         special = None if given is None else self._special(row["input_ids"], given)
-        return self._finish(row, where, n, special=special)
+        return self._finish(row, where, n, special=special, words=words)
 
     def _special(self, ids: Tensor, mask: Any = None) -> tuple[bool, ...]:
         """Which tokens are no part of the text: as the tokenizer says, else by their ids. Unknown words are a part."""
@@ -231,6 +265,7 @@ class Reader:
         spans: tuple[Span | None, ...] | None = None,
         texts: tuple[str, ...] = (),
         length: int | None = None,
+        words: tuple[int | None, ...] | None = None,
     ) -> Encoded:
         """Check, cut and name the tokens of one input, which had ``length`` tokens before its tokenizer cut it."""
         ids = inputs["input_ids"]
@@ -245,6 +280,7 @@ class Reader:
             inputs = {n: v[: len(keep)] if n == "position_ids" else v[keep] for n, v in inputs.items()}
             special = tuple(special[k] for k in keep)
             spans = spans and tuple(spans[k] for k in keep)
+            words = words and tuple(words[k] for k in keep)
             ids = inputs["input_ids"]
         for name, values in inputs.items():
             self._check_size(name, values, where)
@@ -257,7 +293,7 @@ class Reader:
         if spans is None and texts:
             spans = align(tokens, special, unknown, texts, cut=length > len(ids))
         about = self._notice(where, length, special, unknown)
-        return Encoded(inputs, tokens, spans or (None,) * len(ids), special, texts, number, about)
+        return Encoded(inputs, tokens, spans or (None,) * len(ids), special, texts, number, about, words)
 
     def _kept(self, ids: Tensor, special: tuple[bool, ...]) -> list[int] | None:
         """Which tokens stay; a mask is a word of the text here."""
@@ -333,55 +369,6 @@ def _named_inputs(inputs: Iterator[Encoded | Failure], ids: Iterator[Any]) -> It
         yield one if isinstance(one, Failure) else replace(one, about={"id": name, **one.about})
     for _ in ids:
         raise InputError("ids holds more names than there are inputs: give one for each")
-
-
-class _Encoding:
-    """A tokenizer's output for one text or several, taken apart into rows.
-
-    Args:
-        encoding: a mapping with ``input_ids``.
-        taken: the parts that the model takes.
-        check_device: raises for a tensor, named, that is not where the model is.
-
-    Raises:
-        InputError: for parts that cannot be read.
-    """
-
-    def __init__(
-        self, encoding: Mapping[str, Any], taken: Sequence[str], check_device: Callable[[Any, str], None]
-    ) -> None:
-        data = dict(encoding)
-        if "input_ids" not in data:
-            raise no_ids(data)
-        for name in data:
-            if name not in taken and name not in OTHER_KEYS:
-                raise InputError(
-                    f"the encoding holds {name!r}, which is not supported: give {', '.join(taken)} and attention_mask"
-                )
-        wanted = [name for name in (*taken, "attention_mask", "special_tokens_mask") if name in data]
-        for name in wanted:
-            check_device(data[name], name)
-        self.rows = {name: box_rows(data[name]) if name == BOXES else rows(data[name], name) for name in wanted}
-        if not len(self):
-            raise InputError("the encoding is empty: it has no rows")
-        self.is_single = n_axes(data["input_ids"]) == 1
-        tokenized = getattr(encoding, "encodings", None)  # of a fast tokenizer
-        self.tokenized = tokenized if tokenized is not None and len(tokenized) == len(self) else None
-
-    def __len__(self) -> int:
-        return len(self.rows["input_ids"])
-
-    def row(self, n: int, where: str) -> tuple[dict[str, Tensor], Sequence[int] | None]:
-        """The parts of one row without its padding, and the tokenizer's mask of special tokens, if it is known."""
-        row = {name: values[n] for name, values in self.rows.items() if len(values) == len(self)}
-        if len(row) != len(self.rows) or len({len(value) for value in row.values()}) != 1:
-            shapes = {name: [list(v.shape) for v in values] for name, values in self.rows.items()}
-            raise InputError(f"the parts of the encoding differ in shape: {shapes}")
-        keep = real_tokens(row.pop("attention_mask", None), len(row["input_ids"]), where)
-        special = None
-        if self.tokenized is not None and self.tokenized[n].ids == row["input_ids"].tolist():
-            special = self.tokenized[n].special_tokens_mask[keep]
-        return {name: value[keep] for name, value in row.items()}, special
 
 
 def _unless_in(token_id: Any, others: Iterable[Any]) -> int | None:

@@ -26,6 +26,15 @@ def is_pair(item: Any) -> bool:
     return isinstance(item, tuple) and len(item) == 2 and all(isinstance(text, str) for text in item)
 
 
+def is_split(item: Any) -> bool:
+    """Whether this is a list of the words of one text, or a tuple of two such lists."""
+    return _is_words(item) or (isinstance(item, tuple) and len(item) == 2 and all(map(_is_words, item)))
+
+
+def _is_words(item: Any) -> bool:
+    return isinstance(item, list) and len(item) > 0 and all(isinstance(word, str) for word in item)
+
+
 def is_ids(item: Any) -> bool:
     """Whether this is one sequence of token ids."""
     if hasattr(item, "dtype"):  # a tensor or an array

@@ -14,7 +14,7 @@ from ..errors import InputError, OptionError, shown
 from ..result.explanation import SourceUnit
 from ..result.failure import OF_AN_INPUT, Failure
 from ..result.tokens import readable_tokens
-from ..result.words import NO_PLACES, Span, TokenGroup, group_by_word
+from ..result.words import NO_PLACES, TokenGroup, group_by_number, group_by_word, joint_span
 from .encoding import Encoded
 
 UNITS = ("token", "word", "sentence")
@@ -77,11 +77,18 @@ def resolve_sources(sources: Any, encoded: Encoded) -> Sources | None:
             )
         if not any(encoded.spans):
             raise InputError(f"sources={sources!r} cannot be made: {NO_PLACES}; give group ids instead")
-        groups = group_by_word(encoded.spans, encoded.special, encoded.texts)
+        groups = word_groups(encoded)
         if sources == "sentence":
             groups = _by_sentence(groups, encoded)
         return Sources("word" if sources == "word" else "sentence", tuple(groups), _names(groups, encoded))
     return _from_ids(sources, encoded)
+
+
+def word_groups(encoded: Encoded) -> list[TokenGroup]:
+    """The tokens of each word: as they were split before, or as the text shows them; special ones alone."""
+    if encoded.words is None:
+        return group_by_word(encoded.spans, encoded.special, encoded.texts)
+    return group_by_number(encoded.words, encoded.spans)
 
 
 def with_sources(
@@ -110,7 +117,7 @@ def _from_ids(ids: Any, encoded: Encoded) -> Sources:
     members: dict[int, list[int]] = {}
     for position, value in enumerate(map(int, values)):
         members.setdefault(value, []).append(position)
-    groups = [TokenGroup(tuple(m), _joint_span(m, encoded.spans)) for m in members.values()]
+    groups = [TokenGroup(tuple(m), joint_span(m, encoded.spans)) for m in members.values()]
     return Sources("group", tuple(groups), _names(groups, encoded))
 
 
@@ -124,18 +131,7 @@ def _by_sentence(words: list[TokenGroup], encoded: Encoded) -> list[TokenGroup]:
             segment, start, _ = word.span
             key = (segment, sum(end <= start for end in ends[segment]))
         members.setdefault(key, []).extend(word.positions)
-    return [TokenGroup(tuple(sorted(m)), _joint_span(m, encoded.spans)) for m in members.values()]
-
-
-def _joint_span(positions: Sequence[int], spans: Sequence[Span | None]) -> Span | None:
-    """The stretch of text from the first to the last token, if they follow one another in one text."""
-    known = [spans[p] for p in positions]
-    if any(span is None for span in known) or len({span[0] for span in known if span}) != 1:
-        return None
-    if max(positions) - min(positions) + 1 != len(positions):
-        return None
-    found = [span for span in known if span]
-    return found[0][0], min(span[1] for span in found), max(span[2] for span in found)
+    return [TokenGroup(tuple(sorted(m)), joint_span(m, encoded.spans)) for m in members.values()]
 
 
 def _names(groups: Sequence[TokenGroup], encoded: Encoded) -> tuple[str, ...]:

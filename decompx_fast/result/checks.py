@@ -88,6 +88,8 @@ def check_lengths(explanation: Explanation) -> None:
     expected = {"spans": sources, "special": sources, "target_ids": columns}
     if explanation.token_ids is not None:
         expected["token_ids"] = sources
+    if explanation.word_ids is not None:
+        expected["word_ids"] = sources
     for name, length in expected.items():
         found = len(getattr(explanation, name))
         if found != length:

@@ -191,7 +191,10 @@ def colour_scale(explanation: Explanation, columns: Sequence[int]) -> float:
 
 
 def outcomes(explanation: Explanation) -> list[Outcome]:
-    """What the model says: all predicted classes, then the likeliest others, or the values of a regression."""
+    """What the model says: all predicted classes, then the likeliest others, or the values of a regression; of a model
+    that answers at positions the answer, the entities, or what fits at each place."""
+    if explanation.problem_type == "positions":
+        return _readings(explanation)
     probabilities = explanation.probabilities
     if probabilities is None:
         values = explanation.logits.tolist()
@@ -208,6 +211,27 @@ def outcomes(explanation: Explanation) -> list[Outcome]:
         also = sum(index in predicted for index in order[len(shown) :])
         rows.append(Outcome(f"{len(order) - len(shown)} more", f"below, {also} predicted" if also else "below", False))
     return rows
+
+
+def _readings(explanation: Explanation) -> list[Outcome]:
+    """What a model says that answers at positions."""
+    answer = explanation.answer
+    if answer is not None:
+        rows = [Outcome(answer.text, _percent(answer.score), answer.is_answered)]
+        if answer.no_answer_score is not None:
+            rows.append(Outcome("no answer", _percent(answer.no_answer_score), not answer.is_answered))
+        return rows
+    if explanation.entities is not None:
+        rows = [Outcome(f"{one.word} ({one.entity_group})", _percent(one.score), True) for one in explanation.entities]
+        nothing = "entity is found"
+    else:
+        rows = [
+            Outcome(f"{one.name} @ {one.place}", _percent(one.score), True) for one in explanation.predictions or ()
+        ]
+        nothing = "position was asked for what fits there"
+    shown = rows[:PREDICTED_SHOWN] or [Outcome("no", nothing, True)]
+    more = [Outcome(f"{len(rows) - len(shown)} more", "not shown", True)] if len(rows) > len(shown) else []
+    return shown + more
 
 
 def predicted_classes(explanation: Explanation) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ import torch
 
 from ..errors import InputError
 from .checks import check_choice, check_lengths, check_spans, check_tensors, own_tensors
+from .readings import Answer, Entity, Prediction, read_all_back, read_back
 from .words import Span
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from rich.console import Console
 
-ProblemType = Literal["single_label", "multi_label", "regression"]
+ProblemType = Literal["single_label", "multi_label", "regression", "positions"]
 SourceUnit = Literal["token", "word", "sentence", "group"]
 EngineName = Literal["reference", "forward", "adjoint"]
 
@@ -70,9 +71,10 @@ class Explanation:
         targets: names of the ``c`` columns: class labels, or the name of a direction.
         target_ids: class index of each column; None for a direction.
         target_logits: ``[c]``, the model's own value, which each column must add up to.
-        logits: ``[C]``, of all classes, from the user's model.
-        labels: names of all ``C`` classes.
-        problem_type: ``single_label``, ``multi_label`` or ``regression``.
+        logits: ``[C]``, of all classes, from the user's model; of a model that answers at positions, ``target_logits``.
+        labels: names of all ``C`` classes; of a model that answers at positions, ``targets``.
+        problem_type: ``single_label``, ``multi_label`` or ``regression``; ``positions`` of a model that answers at
+            positions, whose columns are no classes.
         completeness_error: the largest gap between a column's total and its target, in logit units. No bound on the
             error of a single score: errors that cancel in the total do not show in it.
         bias_token: ``[c]``, share of the bias token, where the rule has one.
@@ -86,6 +88,12 @@ class Explanation:
         metadata: more about it, for example the name of the model; plain JSON values.
         score_error: the largest error of any score, in logit units, as measured against float64; None where that was
             not asked for (``check="thorough"``).
+        task: what the model was asked, as transformers calls it: ``text-classification``, ``token-classification``,
+            ``question-answering``, ``fill-mask``, ...
+        entities: the words that token classification labelled, grouped.
+        answer: what question answering found.
+        predictions: what the model gives at each place that was read: the label of each word, or what fits at a mask.
+        word_ids: of words that were split before, the number of each token's; None for special tokens.
 
     Raises:
         InputError: if shapes, lengths, dtypes or spans do not fit together.
@@ -114,6 +122,11 @@ class Explanation:
     component_shares: Mapping[str, torch.Tensor] = field(default_factory=dict)
     metadata: Mapping[str, Any] = field(default_factory=dict)
     score_error: float | None = None
+    task: str = "text-classification"
+    entities: tuple[Entity, ...] | None = None
+    answer: Answer | None = None
+    predictions: tuple[Prediction, ...] | None = None
+    word_ids: tuple[int | None, ...] | None = None
 
     def __post_init__(self) -> None:
         for name in ("tokens", "texts", "special", "targets", "target_ids", "labels"):
@@ -126,6 +139,12 @@ class Explanation:
             object.__setattr__(self, "token_ids", tuple(int(token_id) for token_id in self.token_ids))
         if self.bias_sites is not None:
             object.__setattr__(self, "bias_sites", tuple(self.bias_sites))
+        object.__setattr__(self, "entities", read_all_back(Entity, self.entities))
+        object.__setattr__(self, "predictions", read_all_back(Prediction, self.predictions))
+        if self.answer is not None:
+            object.__setattr__(self, "answer", read_back(Answer, self.answer))
+        if self.word_ids is not None:
+            object.__setattr__(self, "word_ids", tuple(self.word_ids))
         for name, allowed in (
             ("problem_type", ProblemType),
             ("source_unit", SourceUnit),
@@ -142,7 +161,9 @@ class Explanation:
 
     def __repr__(self) -> str:
         label, probabilities = self.predicted_label, self.probabilities
-        if probabilities is None:
+        if self.problem_type == "positions":
+            outcome = f"{self.task}: {_some(self._said()) or 'nothing'}"
+        elif probabilities is None:
             values = zip(self.labels, self.logits.tolist(), strict=True)
             outcome = _some([f"{name}={value:.4g}" for name, value in values])
         elif isinstance(label, tuple):
@@ -156,6 +177,14 @@ class Explanation:
             + ")"
         )
 
+    def _said(self) -> list[str]:
+        """What the model says by itself, in short."""
+        if self.answer is not None:
+            return [repr(self.answer.text) if self.answer.is_answered else "no answer"]
+        if self.entities is not None:
+            return [f"{entity.entity_group}={entity.word!r}" for entity in self.entities]
+        return [f"{one.place}={one.name!r}" for one in self.predictions or ()]
+
     def _repr_html_(self) -> str:
         return self.to_html()
 
@@ -166,15 +195,15 @@ class Explanation:
 
     @property
     def probabilities(self) -> torch.Tensor | None:
-        """``[C]``: softmax of the logits for one label, sigmoid for several; None for a regression."""
-        if self.problem_type == "regression":
+        """``[C]``: softmax of the logits for one label, sigmoid for several; None for values that are no classes."""
+        if self.problem_type in ("regression", "positions"):
             return None
         return self.logits.softmax(-1) if self.problem_type == "single_label" else self.logits.sigmoid()
 
     @property
     def predicted(self) -> int | tuple[int, ...] | None:
-        """Index of the predicted class; of several labels all those with p > 0.5; None for a regression."""
-        if self.problem_type == "regression":
+        """Index of the predicted class; of several labels all those with p > 0.5; None for what is no class."""
+        if self.problem_type in ("regression", "positions"):
             return None
         if self.problem_type == "single_label":
             return int(self.logits.argmax())
@@ -182,7 +211,7 @@ class Explanation:
 
     @property
     def predicted_label(self) -> str | tuple[str, ...] | None:
-        """Name of the predicted class, or names; None for a regression."""
+        """Name of the predicted class, or names; None for values that are no classes."""
         predicted = self.predicted
         if isinstance(predicted, tuple):
             return tuple(self.labels[index] for index in predicted)

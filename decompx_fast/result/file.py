@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 
 from ..errors import DecompXError, InputError, OutputError
 from ..optional import import_optional
+from .readings import plain
 
 if TYPE_CHECKING:
     import pandas as pd  # type: ignore[import-untyped]
@@ -31,6 +32,12 @@ FORMAT_VERSION = 1
 
 _TENSORS = ("scores", "target_logits", "logits", "bias_token")
 _SEPARATE = ("stages", "bias_sites", "component_shares")  # fields that hold tensors inside
+
+#: What models give that answer at positions: written where it is there.
+READINGS = ("entities", "answer", "predictions")
+
+#: Fields that are left out where they are as they are by default.
+UNLESS_SET = (*READINGS, "task", "word_ids")
 
 
 def to_dict(explanation: Explanation, *, details: bool = False) -> dict[str, Any]:
@@ -261,6 +268,9 @@ def _plain_fields(explanation: Explanation) -> dict[str, Any]:
         if field.name in _TENSORS or field.name in _SEPARATE:
             continue
         value = getattr(explanation, field.name)
+        if field.name in UNLESS_SET and value == field.default:
+            continue
+        value = plain(value) if field.name in READINGS else value
         try:
             data[field.name] = json.loads(json.dumps(dict(value) if field.name in ("options", "metadata") else value))
         except (TypeError, ValueError) as error:

@@ -10,7 +10,8 @@ import torch
 from ..errors import InputError
 from .explanation import Explanation
 from .pair import PairExplanation, PairSide
-from .words import NO_PLACES, Span, group_by_word
+from .tokens import readable_tokens
+from .words import NO_PLACES, Span, group_by_number, group_by_word
 
 
 def merge_words(explanation: Explanation) -> Explanation:
@@ -24,11 +25,14 @@ def merge_words(explanation: Explanation) -> Explanation:
         return explanation
     if unit != "token":
         raise InputError(f"words() merges tokens, but the sources here are {unit}s: explain with tokens.")
-    if not explanation.texts:
+    if not explanation.texts and explanation.word_ids is None:
         raise InputError("words() needs the text, but only token ids were given: explain the text itself.")
-    if not any(explanation.spans) and not all(explanation.special):
+    if explanation.word_ids is None and not any(explanation.spans) and not all(explanation.special):
         raise InputError(f"words() cannot merge these tokens: {NO_PLACES}.")
-    groups = group_by_word(explanation.spans, explanation.special, explanation.texts)
+    if explanation.word_ids is not None:
+        groups = group_by_number(explanation.word_ids, explanation.spans)
+    else:
+        groups = group_by_word(explanation.spans, explanation.special, explanation.texts)
     group_of_token = torch.empty(len(explanation), dtype=torch.long)
     for index, group in enumerate(groups):
         group_of_token[list(group.positions)] = index
@@ -47,6 +51,7 @@ def merge_words(explanation: Explanation) -> Explanation:
         component_shares={name: merge(value) for name, value in explanation.component_shares.items()},
         source_unit="word",
         stages={},
+        word_ids=None,
     )
 
 
@@ -91,5 +96,9 @@ def _merged_side(side: PairSide, name: str) -> tuple[PairSide, torch.Tensor]:
 def _group_name(explanation: Explanation | PairSide, positions: Sequence[int], span: Span | None) -> str:
     """A word is named by its characters; what has none, or is special, by its token."""
     if span is None or span[1] == span[2] or explanation.special[positions[0]]:
+        if len(positions) > 1:  # words of token ids
+            return "".join(
+                readable_tokens([explanation.tokens[p] for p in positions], [False] * len(positions))
+            ).strip()
         return explanation.tokens[positions[0]]
     return explanation.texts[span[0]][span[1] : span[2]]

@@ -13,13 +13,14 @@ import torch
 from ..errors import InputError, shown
 from .explanation import Explanation, Site
 from .failure import Failure
+from .file import UNLESS_SET
 from .pair import PairExplanation
 from .pair_file import KIND as PAIR
 from .pair_file import from_dict as pair_from_dict
 
 #: Fields that hold one tensor, and those that may be missing.
 _TENSORS = ("scores", "target_logits", "logits", "bias_token")
-_OPTIONAL = ("token_ids", "bias_token", "source_unit", "metadata")
+_OPTIONAL = ("token_ids", "bias_token", "source_unit", "metadata", "score_error", *UNLESS_SET)
 
 _DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
 

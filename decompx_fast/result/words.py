@@ -132,6 +132,33 @@ def group_by_word(spans: Sequence[Span | None], special: Sequence[bool], texts: 
     ]
 
 
+def group_by_number(words: Sequence[int | None], spans: Sequence[Span | None]) -> list[TokenGroup]:
+    """The tokens of each word of a text that was split before.
+
+    Args:
+        words: the number of each token's word; ``None`` for a token that stays alone.
+        spans: one per token.
+
+    Returns:
+        Groups ordered by their first token; every token is in exactly one.
+    """
+    members: dict[int, list[int]] = {}
+    for position, word in enumerate(words):
+        members.setdefault(-1 - position if word is None else word, []).append(position)
+    return [TokenGroup(tuple(positions), joint_span(positions, spans)) for positions in members.values()]
+
+
+def joint_span(positions: Sequence[int], spans: Sequence[Span | None]) -> Span | None:
+    """The stretch of text from the first to the last token, if they follow one another in one text."""
+    known = [spans[p] for p in positions]
+    if any(span is None for span in known) or len({span[0] for span in known if span}) != 1:
+        return None
+    if max(positions) - min(positions) + 1 != len(positions):
+        return None
+    found = [span for span in known if span]
+    return found[0][0], min(span[1] for span in found), max(span[2] for span in found)
+
+
 def _touched(row: list[Segment], starts: list[int], span: Span) -> range:
     """The segments that a span overlaps; for a span of no width, the one at its position."""
     _, start, end = span

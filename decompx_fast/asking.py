@@ -1,0 +1,171 @@
+"""Between a task, which asks for columns by name, and the engines, which answer terms of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from .engines.terms import Terms
+from .errors import InputError
+from .request.encoding import Encoded
+from .request.tasks.columns import Asked, Best, Question, Task, Term
+from .result.failure import Failure
+
+
+class GivesOutputs(Protocol):
+    """A model that has run on a batch, and gives outputs at positions ``[b, p]`` in blocks ``[b, ., C]``."""
+
+    def outputs(self, positions: Tensor) -> Iterator[tuple[slice, Tensor]]: ...
+
+
+@dataclass(frozen=True)
+class Asker:
+    """A task with the user's question, for every input of a call.
+
+    Attributes:
+        task: what asks.
+        question: what for.
+        count: how many outputs the model has at a position.
+    """
+
+    task: Task
+    question: Question
+    count: int
+
+    def checked(self, inputs: Iterator[Encoded | Failure], *, skip: bool) -> Iterator[Encoded | Failure]:
+        """The inputs of which this can be asked; with ``skip``, a failure in the place of each other."""
+        for one in inputs:
+            found = one
+            if not isinstance(one, Failure):
+                try:
+                    self.reads([one])
+                except InputError as error:
+                    if not skip:
+                        raise
+                    found = Failure.of(one.number, error)
+            yield found
+
+    def reads(self, batch: Sequence[Encoded]) -> list[list[int]]:
+        """The positions of each input whose outputs are looked at, before the model runs.
+
+        Raises:
+            InputError: for what the task cannot be asked of an input, naming it.
+        """
+        found = []
+        for encoded in batch:
+            with _named(encoded):
+                found.append(list(self.task.reads(encoded, self.question)))
+        return found
+
+    def ask(self, batch: Sequence[Encoded], reads: Sequence[Sequence[int]], model: GivesOutputs) -> list[Asked]:
+        """The columns of each input.
+
+        Args:
+            batch: inputs of one length.
+            reads: of :meth:`reads`.
+            model: has run on them.
+
+        Raises:
+            InputError: for what the task cannot be asked of an input, naming it.
+        """
+        keep = self.task.keeps(self.question)
+        outputs = _outputs(model, reads, self.count, None if keep is None else min(keep, self.count))
+        asked = []
+        for encoded, of_one in zip(batch, outputs, strict=True):
+            with _named(encoded):
+                asked.append(self.task.ask(encoded, of_one, self.question))
+        return asked
+
+
+class _named:
+    """Says which input an error is about."""
+
+    def __init__(self, encoded: Encoded) -> None:
+        self.number = encoded.number
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, InputError):
+            raise type(error)(f"input {self.number}: {error}") from error
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """What is kept of one input's outputs: all of each position, or the best.
+
+    Attributes:
+        count: how many outputs there are at a position.
+        row: where each position is.
+        whole: ``[p, C]``, or ``None`` where only ``few`` are kept.
+        few: the best of each position.
+    """
+
+    count: int
+    row: dict[int, int]
+    whole: Tensor | None
+    few: Best | None
+
+    def rows(self, positions: Sequence[int]) -> Tensor:
+        """``[r, C]``."""
+        if self.whole is None:
+            raise ValueError("only the best outputs are kept: the task says so by keeps()")
+        return self.whole[[self.row[position] for position in positions]]
+
+    def best(self, positions: Sequence[int], k: int) -> Best:
+        """The ``k`` largest at each position."""
+        rows = [self.row[position] for position in positions]
+        if self.few is not None:
+            return Best(*(part[rows, :k] for part in self.few))
+        whole = self.rows(positions)
+        values, outputs = whole.topk(k)
+        return Best(values, outputs, whole.double().softmax(-1).gather(1, outputs))
+
+
+def _outputs(model: GivesOutputs, reads: Sequence[Sequence[int]], count: int, keep: int | None) -> list[_Kept]:
+    """The outputs of each input at its own positions; ``keep``: only so many of the largest at each."""
+    most = max(len(positions) for positions in reads)
+    padded = torch.tensor([[*positions, *[positions[0]] * (most - len(positions))] for positions in reads])
+    parts: list[tuple[Tensor, ...]] = []
+    for _, block in model.outputs(padded):  # [b, ., C]
+        if keep is None:
+            parts.append((block.cpu(),))
+            continue
+        values, outputs = block.topk(keep)
+        wide = block if block.dtype == torch.float64 else block.float()  # exact enough to be shown
+        total = wide.logsumexp(-1, keepdim=True).double()
+        parts.append((values.cpu(), outputs.cpu(), (values.double() - total).exp().cpu()))
+    whole = [torch.cat(part, dim=1) for part in zip(*parts, strict=True)]
+    found = []
+    for n, positions in enumerate(reads):
+        own = [part[n, : len(positions)] for part in whole]
+        row = {position: place for place, position in enumerate(positions)}
+        found.append(_Kept(count, row, own[0], None) if keep is None else _Kept(count, row, None, Best(*own)))
+    return found
+
+
+def terms_of(asked: Sequence[Asked], device: torch.device) -> Terms:
+    """What the engines are asked for a batch: each input's terms, and its columns made of them.
+
+    Inputs with fewer terms or columns than others have some again, of weight 0.
+    """
+    rows: list[list[Term]] = []
+    for one in asked:
+        rows.append(list(dict.fromkeys(term for column in one.columns for term in column.terms)))
+    t, m = max(map(len, rows)), max(len(one.columns) for one in asked)
+    weights = torch.zeros(len(asked), m, t, dtype=torch.float64)
+    for n, (one, terms) in enumerate(zip(asked, rows, strict=True)):
+        place = {term: index for index, term in enumerate(terms)}
+        for c, column in enumerate(one.columns):
+            for term, weight in column.terms.items():
+                weights[n, c, place[term]] = weight
+        terms += terms[:1] * (t - len(terms))
+    numbers = torch.tensor(rows, dtype=torch.int64)  # [b, t, 2]
+    is_plain = m == t and bool((weights == torch.eye(t, dtype=torch.float64)).all())
+    terms_and_columns = Terms(numbers[..., 0].contiguous(), numbers[..., 1].contiguous(), None if is_plain else weights)
+    return terms_and_columns.to(device)

@@ -1,0 +1,62 @@
+"""Which task a model does, by the name of its class, and how a model of a task is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+
+@dataclass(frozen=True)
+class Kind:
+    """The models of one task.
+
+    Attributes:
+        endings: of the names of their classes.
+        loader: the class of transformers that loads them.
+        trained_for: what such a model is trained for, for messages.
+    """
+
+    endings: tuple[str, ...]
+    loader: str
+    trained_for: str
+
+
+#: By the name of the task; see :mod:`decompx_fast.request.tasks` for what each asks.
+KINDS = {
+    "text-classification": Kind(
+        ("ForSequenceClassification",), "AutoModelForSequenceClassification", "sequence classification"
+    ),
+    "token-classification": Kind(
+        ("ForTokenClassification",), "AutoModelForTokenClassification", "token classification"
+    ),
+    "question-answering": Kind(
+        ("ForQuestionAnswering", "ForQuestionAnsweringSimple"), "AutoModelForQuestionAnswering", "question answering"
+    ),
+    "fill-mask": Kind(("ForMaskedLM", "WithLMHeadModel"), "AutoModelForMaskedLM", "masked language modelling"),
+    "multiple-choice": Kind(("ForMultipleChoice",), "AutoModelForMultipleChoice", "multiple choice"),
+    "next-sentence-prediction": Kind(
+        ("ForNextSentencePrediction",), "AutoModelForNextSentencePrediction", "next-sentence prediction"
+    ),
+}
+
+#: What is taken for the task of a model whose class says none: it is what it was asked first.
+DEFAULT = "text-classification"
+
+
+def task_of_name(name: str) -> str | None:
+    """The task of models whose class is called so; ``None`` if it has none of these heads."""
+    found = (task for task, kind in KINDS.items() if name.endswith(kind.endings))
+    return next(found, None)
+
+
+def task_of_model(model: nn.Module) -> str | None:
+    """The task of a model, by its class or the classes that it is made from; ``None`` for one of no such head."""
+    found = (task_of_name(cls.__name__) for cls in type(model).__mro__)
+    return next((task for task in found if task is not None), None)
+
+
+def task_of_architectures(names: Sequence[str] | None) -> str:
+    """The task of a saved model, by what its configuration calls its class."""
+    return next((task for name in names or () if (task := task_of_name(name)) is not None), DEFAULT)

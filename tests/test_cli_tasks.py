@@ -1,0 +1,69 @@
+"""Tasks on the command line."""
+
+from __future__ import annotations
+
+import json
+
+import models
+import pytest
+import task_models
+import torch
+from test_cli import fails, run
+
+from decompx_fast import Word
+from decompx_fast.cli_explain import places
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    found = {}
+    for task in ("token-classification", "question-answering", "fill-mask"):
+        found[task] = str(tmp_path_factory.mktemp("models") / task)
+        task_models.model(task, dtype=torch.float32).save_pretrained(found[task])
+        models.word_piece().save_pretrained(found[task])
+    return found
+
+
+def explained(capsys, *arguments: str) -> list[dict]:
+    code, out, _ = run(capsys, "explain", *arguments, "--json", "-")
+    assert code == 0
+    return json.loads(out)
+
+
+def test_places_are_written_as_numbers():
+    assert places(["3", "-2", "4:9", "1:4:9", "word:2", "word:1:2", "all", "New York", "a:b"]) == [
+        *(3, -2, (4, 9), (1, 4, 9), Word(2), Word(2, text=1), "all", "New York", "a:b"),
+    ]
+
+
+def test_words_masks_and_answers(capsys, folders, tmp_path):
+    (one,) = explained(
+        capsys, "John met Mary", "--model", folders["token-classification"], "--at", "word:1", "--at", "0:4"
+    )
+    assert [name.split(" @ ")[1] for name in one["targets"]] == ["John", "met"]
+    assert one["task"] == "token-classification" and "entities" in one
+    (one,) = explained(capsys, "a [MASK] film", "--model", folders["fill-mask"], "--top-k", "2")
+    assert len(one["targets"]) == len(one["predictions"]) == 2
+    (one,) = explained(capsys, "a [MASK] film", "--model", folders["fill-mask"], "--target", "good", "--target", "1889")
+    assert one["targets"] == ["good @ [MASK]", "1889 @ [MASK]"]
+    table = tmp_path / "pairs.csv"
+    table.write_text("text,context\nWho met?,John met Mary.\n", encoding="utf-8")
+    pair = ("--file", str(table), "--pair-column", "context", "--model", folders["question-answering"])
+    (one,) = explained(capsys, *pair)
+    assert one["answer"]["text"] in "John met Mary." and len(one["targets"]) == 3
+
+
+def test_a_head_can_be_named(capsys, folders):
+    code, out, err = run(capsys, "explain", "John", "--model", folders["fill-mask"], "--task", "ner")
+    assert code == 0 and "was not trained" in err and "Predicted" in out
+
+
+def test_errors_name_the_options(capsys, folders):
+    assert "--task" in fails(capsys, 2, "explain", "a", "--task", "ner")
+    assert "--task='x' is no task" in fails(capsys, 2, "explain", "a", "--model", folders["fill-mask"], "--task", "x")
+    assert "no mask in the input" in fails(capsys, 1, "explain", "a", "--model", folders["fill-mask"])
+    text = fails(capsys, 1, "explain", "a b", "--model", folders["token-classification"], "--at", "99")
+    assert text.startswith("decompx-fast: text 1: --at=99 is beyond the input")
+    assert "occurs 2 times" in fails(
+        capsys, 1, "explain", "a b a", "--model", folders["token-classification"], "--at", "a"
+    )
