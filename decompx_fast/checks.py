@@ -51,7 +51,7 @@ def check_head(model: nn.Module) -> None:
     if task_of_model(model) is None:
         supported = ", ".join(name for name in supported_architectures() if task_of_name(name) is not None)
         raise UnsupportedModelError(
-            f"{type(model).__name__} has no head whose answers can be explained: to compare two texts by it, say how its "
+            f"{type(model).__name__} has no head whose answers can be explained: to compare two texts, say how its "
             "states are pooled, DecompX(model, tokenizer, pooling='mean'), and use similarity(a, b); for classes, "
             f"labels, answers or masks, load a model with such a head. Supported are {supported}"
         )
