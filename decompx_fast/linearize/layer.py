@@ -216,11 +216,17 @@ class Attention:
         """Repeat ``[..., g, v]`` to ``[..., h, v]``."""
         return values if self.heads == self.kv_heads else values.repeat_interleave(self.heads // self.kv_heads, dim=-2)
 
+    def expanded_value_bias(self) -> Tensor | None:
+        """``b_V`` for each head, ``[(h v)]``."""
+        if self.b_value is None or self.heads == self.kv_heads:
+            return self.b_value
+        return self.expand_heads(self.b_value.view(self.kv_heads, -1)).reshape(-1)
+
     def bias(self) -> Tensor | None:
         """``b_att = b_V W_O + b_O``, ``[d]``: attention weights sum to 1, so the value bias passes unchanged."""
-        if self.b_value is None:
+        b_value = self.expanded_value_bias()
+        if b_value is None:
             return self.b_out
-        b_value = self.expand_heads(self.b_value.view(self.kv_heads, -1)).reshape(-1)
         through = b_value @ self.w_out
         return through if self.b_out is None else through + self.b_out
 

@@ -87,7 +87,7 @@ class _Recorded(Steps):
         fitting = [y for y in found if y is not None and y.shape[:-1] == shape]
         if len(fitting) != 1:
             raise NotRecorded
-        return fitting[0][..., map_.columns]
+        return fitting[0] if map_.columns == slice(None) else fitting[0][..., map_.columns]
 
     def normalize(self, spec: NormSpec, x: Tensor) -> tuple[Norm, Tensor]:
         if not spec.centre:

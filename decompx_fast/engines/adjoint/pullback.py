@@ -129,9 +129,11 @@ def pull_attention(op: Attention, g: Tensor, rows: slice, ledger: BiasLedger, *,
         value_bias_rides: whether the value bias of position ``j`` is token ``j``'s own (the released code, in its
             first layer); else ``b_V W_O + b_O`` is one bias of the target position.
     """
-    ledger.add("attention", g, op.b_out if value_bias_rides else op.bias(), rows)
-    mixed = (g @ op.w_out.T).unflatten(-1, (op.heads, -1))  # [b, m, i, h, v]
-    values = pull_mix(op.pattern, mixed, rows).flatten(-2)  # [b, m, j, (g v)]
+    ledger.add("attention", g, op.b_out, rows)
+    mixed = g @ op.w_out.T  # [b, m, i, (h v)]
+    if not value_bias_rides and op.b_value is not None:  # g . (b_V W_O) without that product
+        ledger.add("attention", mixed, op.expanded_value_bias(), rows)
+    values = pull_mix(op.pattern, mixed.unflatten(-1, (op.heads, -1)), rows).flatten(-2)  # [b, m, j, (g v)]
     if value_bias_rides and op.b_value is not None:
         ledger.credit(values @ op.b_value, slice(0, values.shape[2]))
     return values @ op.w_value.T
