@@ -141,7 +141,7 @@ class DecompXConfig:
         Raises:
             OptionError: if an option is unknown (the nearest name is suggested) or its value does not exist.
         """
-        return type(self).from_dict(self.to_dict() | changes)
+        return type(self).from_dict(self.to_dict() | changes) if changes else self
 
     @classmethod
     def from_dict(cls, options: Mapping[str, Any]) -> DecompXConfig:

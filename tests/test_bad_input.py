@@ -10,7 +10,7 @@ import pytest
 import torch
 from models import classifier, token_ids
 from refusals import message, refuses
-from transformers import BertModel
+from transformers import BertForPreTraining, BertModel
 
 from decompx_fast import DecompX
 from decompx_fast.errors import InputError, OptionError, UnsupportedModelError
@@ -391,5 +391,6 @@ def test_arguments_of_a_wrong_kind():
     refuses(DecompX, model, "bert-base-uncased", match=("tokenizer is a str",))
     refuses(DecompX, model, config={"bias": "none"}, match=("config is a dict", "DecompXConfig"), error=OptionError)
     text = message(UnsupportedModelError, DecompX, BertModel(model.config))
-    assert "BertModel has no head whose answers can be explained" in text and "pooling='mean'" in text
-    assert "Supported are AlbertForSequenceClass" in text
+    assert "BertModel has no head" in text and "pooling='mean'" in text
+    text = message(UnsupportedModelError, DecompX, BertForPreTraining(model.config))
+    assert "BertForPreTraining cannot be explained yet: supported are " in text and "BertForSequenceClass" in text

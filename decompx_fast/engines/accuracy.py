@@ -60,33 +60,40 @@ class Conditioning:
         numbers = torch.finfo(dtype)  # the smallest are subnormal: multiples of tiny * eps
         self._lost_below = 8 * numbers.tiny * numbers.eps if rule == "abssim" else None
         self._half_smallest = numbers.tiny * numbers.eps / 2 if dtype is torch.float16 else None
-        self._total: Tensor | None = None
+        self._terms: list[Tensor] = []
+        self._factors: list[float] = []
 
     def note(self, layer: LinearizedLayer, state: Tensor | None = None) -> None:
         """A layer, complete, and the decomposed state ``[b, i, k, d]`` before it, if there is one."""
         constants = max(_rounding(layer.input.dtype), self._model)
         for sublayer in layer.sublayers:
             for norm, size in _norms(sublayer):
-                self._add(self._state * (size / norm.std).mean(-1))
+                mean = 1 / (size.shape[-1] * math.sqrt(layer.input.shape[-1]))
+                self._add((size / norm.std).sum(-1), self._state * mean)
             for op in sublayer.ops:
                 if isinstance(op, Attention):
                     rows, alpha = _sampled_weights(op)
-                    self._add(constants * _attention_gain(op, rows, alpha))
+                    self._add(*_attention_gain(op, rows, alpha, constants))
                     if self._lost_below is not None:
-                        self._add(_share_below(self._lost_below, op, rows, alpha))
+                        self._add(_share_below(self._lost_below, op, rows, alpha), 1.0)
 
         if self._half_smallest is not None and state is not None:
             for size in _sizes(layer, state):
-                self._add(self._half_smallest / size)
+                self._add(1 / size, self._half_smallest)
 
-    def _add(self, term: Tensor) -> None:
-        square = term.double().square()
-        self._total = square if self._total is None else self._total + square
+    def _add(self, term: Tensor, factor: float) -> None:
+        # Numbers are few here, so it is operations that take time: all that can wait is done at once in the end.
+        self._terms.append(term)
+        self._factors.append(factor)
 
     @property
     def estimate(self) -> Tensor | None:
         """``[b]``, the estimated error of the scores relative to the largest; ``None`` before the first layer."""
-        return None if self._total is None else SAFETY * self._total.sqrt()
+        if not self._terms:
+            return None
+        terms = torch.stack(self._terms).double()
+        factors = torch.tensor(self._factors, dtype=torch.float64, device=terms.device)
+        return SAFETY * torch.linalg.vector_norm(terms * factors[:, None], dim=0)
 
 
 def noteworthy(*dtypes: torch.dtype) -> float:
@@ -104,16 +111,16 @@ def _rounding(dtype: torch.dtype) -> float:
 
 
 def _norms(sublayer: Sublayer) -> list[tuple[Norm, Tensor]]:
-    """Each norm whose input is known, at least in part, and the size of that ``[b, i]``."""
+    """Each norm whose input is known, at least in part, and the length of that ``[b, i]``."""
     if sublayer.input is None:
         return []
-    size = sublayer.input.square().mean(-1).sqrt()
+    size = torch.linalg.vector_norm(sublayer.input, dim=-1)
     before = [sublayer.pre_norm, *(op.norm for op in sublayer.ops if isinstance(op, FeedForward))]
     found = [(norm, size) for norm in before if norm is not None]
     if sublayer.post_norm is not None:
         for op in sublayer.ops:
             if isinstance(op, (Attention, FeedForward)) and op.b_out is not None and sublayer.out_norm is None:
-                size = size + op.b_out.square().mean().sqrt()
+                size = size + torch.linalg.vector_norm(op.b_out)
         found.append((sublayer.post_norm, size))
     return found
 
@@ -158,13 +165,16 @@ def _sampled_weights(op: Attention) -> tuple[slice, Tensor]:
     return rows, op.pattern.weights(rows)
 
 
-def _attention_gain(op: Attention, rows: slice, alpha: Tensor) -> Tensor:
-    """``[b]``, the relative error of the mixed values for a relative error of 1 of queries and keys."""
+def _attention_gain(op: Attention, rows: slice, alpha: Tensor, error: float) -> tuple[Tensor, float]:
+    """``[b]`` times a factor: the relative error of the mixed values for such an error of queries and keys."""
     pattern = op.pattern
-    size = torch.linalg.vector_norm(pattern.query[:, :, rows], dim=-1) * abs(pattern.scale)
-    keys = torch.linalg.vector_norm(pattern.key, dim=-1).repeat_interleave(op.heads // op.kv_heads, dim=1)
-    moved = (alpha * (1 - alpha) * keys.unsqueeze(2)).sum(-1) * size  # [b, h, i]
-    return moved.mean((1, 2)) / math.sqrt(pattern.query.shape[-1])
+    size = torch.linalg.vector_norm(pattern.query[:, :, rows], dim=-1)  # [b, h, i]
+    keys = torch.linalg.vector_norm(pattern.key, dim=-1)  # [b, g, j]
+    if op.heads != op.kv_heads:
+        keys = keys.repeat_interleave(op.heads // op.kv_heads, dim=1)
+    moved = (torch.addcmul(alpha, alpha, alpha, value=-1) * keys.unsqueeze(2)).sum(-1)  # [b, h, i]
+    scale = abs(pattern.scale) / (math.sqrt(pattern.query.shape[-1]) * size[0].numel())
+    return (moved * size).sum((1, 2)), error * scale
 
 
 def _share_below(least: float, op: Attention, rows: slice, alpha: Tensor) -> Tensor:

@@ -20,6 +20,10 @@ WIDER = {
 }
 
 
+#: So many numbers at the most are copied together to be looked at.
+SMALL = 1 << 20
+
+
 def is_finite(x: Tensor) -> bool:
     """Whether a tensor holds neither NaN nor infinity; in one pass, without a copy."""
     return not x.numel() or all(math.isfinite(end.item()) for end in x.aminmax())
@@ -35,9 +39,17 @@ def finite(result: Attribution, dtype: torch.dtype) -> Attribution:
     Raises:
         NumericalError: names what is not finite, and a wider dtype.
     """
+    alike: dict[object, list[tuple[str, Tensor]]] = {}
     for name, values in _parts(result):
-        if not is_finite(values):
-            raise NumericalError(_beyond(name, dtype))
+        alike.setdefault((values.shape[1:], values.dtype, values.device), []).append((name, values))
+    for parts in alike.values():
+        # Sites and components are many and small: looked at together, and apart only to tell which of them it is.
+        many = len(parts) > 1 and sum(values.numel() for _, values in parts) <= SMALL
+        if many and is_finite(torch.cat([values for _, values in parts])):
+            continue
+        for name, values in parts:
+            if not is_finite(values):
+                raise NumericalError(_beyond(name, dtype))
     return result
 
 

@@ -70,12 +70,9 @@ def own_tensors(explanation: Explanation) -> None:
 
 
 def _owned(value: torch.Tensor) -> torch.Tensor:
-    value = value.detach()
-    return (
-        value
-        if value.untyped_storage().nbytes() == value.nbytes
-        else value.clone(memory_format=torch.contiguous_format)
-    )
+    value = value.detach() if value.requires_grad else value
+    whole = value.untyped_storage().nbytes() == value.nbytes
+    return value if whole else value.clone(memory_format=torch.contiguous_format)
 
 
 def check_lengths(explanation: Explanation) -> None:

@@ -77,8 +77,11 @@ class Ledger:
             return
         b, m, n = self.scores.shape
         key = f"{name}.{self.layer}"
-        carried = self.components.setdefault(key, g.new_zeros(b, n, m))
-        carried[:, rows] += (g * x.unsqueeze(1)).sum(-1).transpose(1, 2)
+        carried = (g * x.unsqueeze(1)).sum(-1).transpose(1, 2)  # [b, i, m]
+        if key not in self.components and carried.shape[1] == n:
+            self.components[key] = carried.contiguous()
+        else:
+            self.components.setdefault(key, g.new_zeros(b, n, m))[:, rows] += carried
 
     def credit(self, scores: Tensor, rows: slice) -> None:
         """Note scores ``[b, m, k]`` that are the tokens' own under every rule, for the tokens ``rows``."""
