@@ -35,7 +35,7 @@ from .result.explanation import Explanation, ProblemType
 from .result.explanations import Explanations
 from .result.failure import Failure
 from .result.pair import PairExplanation
-from .similarity import Comparison, texts_of
+from .similarity import Comparison, check_encoder
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -498,12 +498,7 @@ class DecompX:
             NumericalError: where a cosine is asked of a vector of zeros.
         """
         refuse_misspelt_arguments(options)
-        if not self.compares:
-            raise InputError(
-                f"{type(unwrap(self.model)).__name__} gives classes and not one vector for a text: similarity needs "
-                "a sentence encoder, or an encoder without a head and its pooling, as DecompX(model, tokenizer, "
-                "pooling='mean')"
-            )
+        check_encoder(self.model)
         spec = specification(self.model, self.copies)
         comparison = Comparison(
             explainer=self,
@@ -518,12 +513,7 @@ class DecompX:
         )
         limits = spec.limits
         reader = Reader(self.tokenizer, limits.positions, sizes=limits.sizes, truncate=truncate, device=self.device)
-        query, is_single = texts_of(reader, a, "a")
-        if not is_single:
-            raise InputError("a is a list: give one text as a, and those that it is compared with as a list in b")
-        others, is_single = texts_of(reader, b, "b")
-        found = Explanations(comparison.run(query[0], others))
-        return found[0] if is_single else found
+        return comparison.compare(reader, a, b)
 
     @outside_compiler
     def plan(

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .config import DecompXConfig
 from .engines.accuracy import noteworthy
@@ -27,10 +27,11 @@ from .errors import InputError, NumericalError, OptionError
 from .job import _warn_of_errors
 from .linearize.linearization import linearize, unwrap
 from .linearize.model_run import plain_mode
-from .linearize.sentence import embed
+from .linearize.sentence import SentenceEncoder, embed
 from .linearize.terms import Terms
 from .request.encoding import Encoded, Reader
 from .request.sources import UNITS, Sources, resolve_sources
+from .result.explanations import Explanations
 from .result.pair import BIAS_TOKEN, Measure, PairExplanation, PairSide
 
 if TYPE_CHECKING:
@@ -109,6 +110,19 @@ class Comparison:
         self.engine = choose_engine(engine, config, grouped=sources != "token")
         self.chooses = engine == "auto" and self.engine == "adjoint"
         self.normalized = bool(unwrap(explainer.model).normalized)
+
+    def compare(self, reader: Reader, a: Any, b: Any) -> PairExplanation | Explanations[PairExplanation]:
+        """One result, or for a list of texts in ``b`` a list.
+
+        Raises:
+            InputError: for what cannot be read, naming the argument.
+        """
+        query, is_single = texts_of(reader, a, "a")
+        if not is_single:
+            raise InputError("a is a list: give one text as a, and those that it is compared with as a list in b")
+        others, is_single = texts_of(reader, b, "b")
+        found = Explanations(self.run(query[0], others))
+        return found[0] if is_single else found
 
     def run(self, a: Encoded, others: Sequence[Encoded]) -> Iterator[PairExplanation]:
         """Compare ``a`` with each of the others, in order; what is known of ``a`` is reused.
@@ -252,6 +266,16 @@ class Comparison:
         for name, encoded in (("a", text_a), ("b", text_b)):
             found |= {f"{key}_{name}": value for key, value in encoded.about.items()}
         return found
+
+
+def check_encoder(model: nn.Module) -> None:
+    """Raise an InputError for a model that gives no vector, saying what does."""
+    model = unwrap(model)
+    if not isinstance(model, SentenceEncoder):
+        raise InputError(
+            f"{type(model).__name__} gives classes and not one vector for a text: similarity needs a sentence encoder, "
+            "or an encoder without a head and its pooling, as DecompX(model, tokenizer, pooling='mean')"
+        )
 
 
 def texts_of(reader: Reader, items: Any, name: str) -> tuple[list[Encoded], bool]:
