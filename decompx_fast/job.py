@@ -107,8 +107,8 @@ class Job:
     ) -> None:
         if asker is not None and not config.head:
             raise OptionError(
-                f"head=False gives norms of what one position is made of, and {explainer.task} reads many: leave it "
-                "out, or ask for positions="
+                f"head=False gives norms of what the head's position is made of, and {explainer.task} reads many: "
+                "leave it out"
             )
         if check not in CHECKS:
             raise OptionError(f"check={check!r} is not a check: use one of {', '.join(map(repr, CHECKS))}")
@@ -141,6 +141,8 @@ class Job:
         encoded, sources = pair
         if not self.chooses:
             return self.engine
+        if self.asker is not None and self.config.bias_token_split is not None:
+            return "forward"  # may weigh by all outputs, of which the other forms only those that are asked for
         groups = None if sources is None else len(sources)
         return cheaper_engine(self.shape, self.config, tokens=len(encoded), sources=groups, directions=self.columns)
 

@@ -8,10 +8,12 @@ import json
 import models
 import peft
 import pytest
+import task_models
 import torch
 from models import classifier, logits_of, token_ids, unchanged
 from refusals import refuses
 from torch import nn
+from transformers import AutoModelForTokenClassification
 
 from decompx_fast import DecompX
 from decompx_fast.errors import ModelLoadError, UnsupportedModelError
@@ -165,3 +167,22 @@ def test_an_adapter_without_a_head_needs_a_base_that_has_one(base, tmp_path):
         match=("is no trained classifier", "classifier.weight"),
         error=ModelLoadError,
     )
+
+
+def test_an_adapter_says_its_task(tmp_path):
+    base, folder = tmp_path / "base", tmp_path / "adapter"
+    task_models.model("fill-mask", dtype=torch.float32).save_pretrained(base)
+    models.word_piece().save_pretrained(base)
+    tagger = AutoModelForTokenClassification.from_pretrained(base, num_labels=3)
+    adapted = peft.get_peft_model(tagger, lora(task_type="TOKEN_CLS")).eval()
+    with torch.no_grad():
+        for parameter in adapted.parameters():
+            if parameter.requires_grad:
+                parameter.normal_(0, 0.2)
+    adapted.save_pretrained(folder)
+    explainer = DecompX.from_pretrained(folder)
+    assert explainer.task == "token-classification"
+    explanation = explainer("a good film", at=2, targets=[0, 1, 2])
+    with torch.no_grad():
+        expected = adapted(**models.word_piece()("a good film", return_tensors="pt")).logits[0, 2]
+    assert (explanation.totals - expected).abs().max() < 1e-5  # float32

@@ -237,6 +237,27 @@ def test_likeliest_and_named_places(explainers):
     assert explainers["fill-mask"]("Paris is in France", at=(0, 5), top_k=1).targets[0].endswith("@ Paris")
 
 
+@pytest.mark.parametrize("task", AT_POSITIONS)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"bias": "bias_token", "bias_token_split": "absdot"},
+        {"sources": "sentence"},
+        {"sources": "word", "bias": "bias_token"},
+        {"variant": "released"},
+        {"stages": ("attention", "encoder")},
+        {"positions": [0, 2]},
+        {"path": "operator"},
+        {"activation": "linear", "tanh": "linear"},
+    ],
+    ids=lambda options: "-".join(map(str, options)),
+)
+def test_options_hold_at_positions_too(explainers, task, options):
+    explanation = explainers[task](INPUTS[task], **options)
+    assert explanation.completeness_error < EXACT
+    assert explanation.targets == explainers[task](INPUTS[task], engine="adjoint", bias="equal").targets
+
+
 def test_thorough_checks_measure_positions(explainers):
     explanation = explainers["token-classification"](INPUTS["token-classification"], check="thorough")
     assert explanation.score_error < 1e-6
