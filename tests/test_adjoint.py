@@ -29,6 +29,7 @@ from decompx_fast.config import DecompXConfig
 from decompx_fast.engines import reference
 from decompx_fast.engines.adjoint import pullback, tape
 from decompx_fast.engines.adjoint import run as adjoint
+from decompx_fast.engines.adjoint.pullback import pull_attention
 from decompx_fast.engines.attribution import Attribution
 from decompx_fast.engines.terms import Terms
 from decompx_fast.errors import InputError, OptionError
@@ -420,3 +421,21 @@ def test_adjoint_refuses_bad_arguments():
         adjoint.attribute(model, config, terms=Terms.of_classes(2, 3, torch.tensor([[0.0, float("nan"), 0]])))
     with pytest.raises(OptionError, match="checkpoint_every=0"):
         adjoint.attribute(model, config, checkpoint_every=0)
+
+
+@pytest.mark.parametrize(("kind", "reached"), [("pre_norm", (0, 5)), ("around", (2, 5)), ("parallel", (3, 6))])
+def test_only_what_can_be_reached_is_pulled_back(kind, reached, monkeypatch):
+    """Of 12 positions the head reads one: through a causal or windowed attention few others lead to it."""
+    model, config = random_model(kind, n=12, layers=1, position=4), DecompXConfig(bias="none")
+    found = []
+
+    def spy(*arguments, **named):
+        found.append(pull_attention(*arguments, **named))
+        return found[-1]
+
+    monkeypatch.setattr(adjoint, "pull_attention", spy)
+    scores = adjoint.attribute(model, config).scores
+    ((pulled, columns),) = found
+    assert (columns.start, columns.stop) == reached and pulled.shape[2] == reached[1] - reached[0]
+    expected = reference.attribute(model, config).scores
+    assert (scores - expected).abs().max() < 1e-11 * expected.abs().max()

@@ -177,8 +177,11 @@ def _pull_gated(
     return pulled if through_gate is None else pulled + through_gate @ w_gate.T
 
 
-def pull_attention(op: Attention, g: Tensor, rows: slice, ledger: BiasLedger, *, value_bias_rides: bool) -> Tensor:
-    """Back through an attention; ``[b, m, i, d]`` of the target positions ``rows`` to ``[b, m, j, d]`` of all.
+def pull_attention(
+    op: Attention, g: Tensor, rows: slice, ledger: BiasLedger, *, value_bias_rides: bool
+) -> tuple[Tensor, slice]:
+    """Back through an attention; ``[b, m, i, d]`` of the target positions ``rows`` to ``[b, m, j, d]`` of those that
+    they attend, which are told as well: where it is causal or windowed, not all.
 
     Args:
         value_bias_rides: whether the value bias of position ``j`` is token ``j``'s own (the released code, in its
@@ -187,10 +190,11 @@ def pull_attention(op: Attention, g: Tensor, rows: slice, ledger: BiasLedger, *,
     rides = value_bias_rides and op.b_value is not None
     ledger.add("attention", g, op.b_out if rides else op.bias(rows), rows)
     mixed = (g @ op.w_out.T).unflatten(-1, (op.heads, -1))  # [b, m, i, h, v]
-    values = pull_mix(op.pattern, mixed, rows).flatten(-2)  # [b, m, j, (g v)]
+    columns = op.pattern.columns(rows)
+    values = pull_mix(op.pattern, mixed, rows)[:, :, columns].flatten(-2)  # [b, m, j, (g v)]
     if value_bias_rides and op.b_value is not None:
-        ledger.credit(values @ op.b_value, slice(0, values.shape[2]))
-    return values @ op.w_value.T
+        ledger.credit(values @ op.b_value, columns)
+    return values @ op.w_value.T, columns
 
 
 def pull_mix(pattern: AttentionPattern, g: Tensor, rows: slice) -> Tensor:

@@ -269,14 +269,14 @@ def _pull_sublayer(
     if x is not None:
         ledger.carry(f"{kind}_residual", g, x[:, rows], rows)
         normed = sublayer.pre_norm.linear(x) if sublayer.pre_norm is not None and with_norms else x
-    # Attention first: it reads all positions, and the others add to some of them.
+    # Attention first: it reads all positions that the others add to, and more.
     for op in sorted(active_ops(sublayer, config), key=lambda op: op.kind == FeedForward.kind):
         if isinstance(op, Attention):
             ledger.reach = None if reach is None else reach.through(op.pattern)
-            part = pull_attention(op, branch, rows, ledger, value_bias_rides=value_bias_rides)
+            part, columns = pull_attention(op, branch, rows, ledger, value_bias_rides=value_bias_rides)
             if x is not None:
-                ledger.carry("attention", part, normed, slice(0, part.shape[2]))
-            u, u_rows = part if u is None else u.add_(part), slice(0, part.shape[2])
+                ledger.carry("attention", part, normed[:, columns], columns)
+            u, u_rows = (part, columns) if u is None else _both(u, u_rows, part, columns)
         elif isinstance(op, Convolution):  # back to the embedding at once, whose vectors are the tokens' own
             ledger.reach = reach_of_convolution(op)
             part, tokens = pull_convolution(op, branch, rows, config, ledger)
@@ -302,6 +302,15 @@ def _pull_sublayer(
     ledger.reach = reach
     u = pull(sublayer.pre_norm, f"pre_{name}", u, u_rows)
     return _add_rows(u, g, rows, u_rows), u_rows
+
+
+def _both(u: Tensor, u_rows: slice, part: Tensor, rows: slice) -> tuple[Tensor, slice]:
+    """The sum of what is there for two ranges of positions, and the range that holds both."""
+    union = slice(min(u_rows.start, rows.start), max(u_rows.stop, rows.stop))
+    if union != u_rows:
+        wider = u.new_zeros(*u.shape[:2], union.stop - union.start, u.shape[3])
+        u = _add_rows(wider, u, u_rows, union)
+    return _add_rows(u, part, rows, union), union
 
 
 def _add_rows(u: Tensor, part: Tensor, rows: slice, u_rows: slice) -> Tensor:
