@@ -121,10 +121,12 @@ class Head:
         Raises:
             UnsupportedModelError: if it reads several.
         """
-        if len(self.positions) > 1:
+        count = len(self.positions)
+        if count > 1:
+            read = f"the mean of {count} positions" if self.reading.rows is None else f"{count} different positions"
             raise UnsupportedModelError(
-                f"the head of this model reads the mean of {len(self.positions)} positions, where one is needed: what "
-                "was asked for is told of a single position's attention, so use another method for this model"
+                f"the head of this model reads {read}, where one is needed: what was asked for is told of a single "
+                "position's attention, so use another method for this model"
             )
         return self.positions[0]
 
