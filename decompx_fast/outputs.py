@@ -156,6 +156,14 @@ class WholeFile:
                 self._stream = _opened(self.partial, "x")
         return self._stream
 
+    def cut(self, position: int, last: str) -> None:
+        """Leave what is before a position, and put this behind it; where it cannot be written, leave it as it is."""
+        if self._stream is not None:
+            with suppress(OSError):
+                self._stream.seek(position)
+                self._stream.truncate()
+                self._stream.write(last)
+
     def end(self, last: str = "", *, complete: bool) -> None:
         """Write the last part, and put the file in its place if it is complete."""
         if self._stream is None:
@@ -190,15 +198,27 @@ class Page:
 
     def fill(self, results: Iterator[Result]) -> None:
         """Write them all as they come; no file is begun before the first is there."""
-        from .result.render import page_chunks
+        from .result.render import page_chunks, page_end
 
         first = next(results, None)
         if first is None:
             return
-        for chunk in page_chunks((one.place, one.outcome) for one in itertools.chain([first], results)):
-            stream = self._file.stream()
-            with writing(self._file.path):
-                stream.write(chunk)
+        whole = 0  # where the last explanation that is there as a whole ends
+
+        def entries() -> Iterator[tuple[str, Any]]:
+            nonlocal whole
+            for one in itertools.chain([first], results):
+                whole = self._file.stream().tell()
+                yield one.place, one.outcome
+
+        try:
+            for chunk in page_chunks(entries()):
+                stream = self._file.stream()
+                with writing(self._file.path):
+                    stream.write(chunk)
+        except BaseException:
+            self._file.cut(whole, page_end())
+            raise
 
     def end(self, *, complete: bool) -> None:
         """Put it in its place if it is complete."""

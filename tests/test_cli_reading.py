@@ -235,6 +235,32 @@ def test_what_is_done_is_kept_when_the_run_is_ended(explain, tmp_path, monkeypat
     assert signal.getsignal(sent) == before
 
 
+def test_a_page_is_closed_when_the_run_is_ended_while_it_is_written(explain, tmp_path, monkeypatch):
+    """A signal comes at any moment: also in the middle of an explanation's part of the page."""
+    from decompx_fast.result import page
+
+    calls = 0
+    html_piece = page._html_piece
+
+    def ended(*arguments):
+        nonlocal calls
+        calls += 1
+        if calls == 12:  # each text has four pieces and some
+            os.kill(os.getpid(), signal.SIGHUP)
+        return html_piece(*arguments)
+
+    monkeypatch.setattr(page, "_html_piece", ended)
+    out = tmp_path / "out.html"
+    code, _, err = explain(
+        *["a film"] * 9, "--batch-size", 1, "--quiet", "--html", out, "--jsonl", tmp_path / "x.jsonl"
+    )
+    assert code == 1 and "ended by SIGHUP" in err
+    text = (tmp_path / "out.partial.html").read_text(encoding="utf-8")
+    assert text.rstrip().endswith("</html>") and text.count("</html>") == 1
+    assert 0 < text.count("<article") == text.count("</article>") == len(rows_of(tmp_path / "x.jsonl")) - 1
+    assert not out.exists()
+
+
 def test_a_signal_that_is_ignored_stays_so(explain, monkeypatch):
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
     try:

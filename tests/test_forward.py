@@ -410,6 +410,21 @@ def test_forward_gives_the_rows_of_any_positions(shape, config, positions):
     assert ours.gap.max() < 1e-10 * whole.abs().max()
 
 
+@pytest.mark.parametrize("stages", [("encoder",), ("aggregated",), ("pooler",), ("encoder", "aggregated", "pooler")])
+@pytest.mark.parametrize("output", ["norm", "vector"])
+@pytest.mark.parametrize("shape", ["bert", *synthetic.LAYERS])
+def test_forward_gives_stages_and_rows_together(shape, output, stages):
+    model = synthetic.hugging_face() if shape == "bert" else synthetic.of_shape(shape)
+    config = DecompXConfig(stages=stages, stage_output=output)
+    ours, theirs = forward.attribute(model, config, positions=(0, -1, 2)), reference.attribute(model, config)
+    whole = reference.attribute(model, config.replace(stages=("encoder",))).stages[f"encoder.{model.num_layers - 1}"]
+    expected = theirs.stages | {"rows": whole[:, [0, -1, 2]]}
+    assert ours.stages.keys() == expected.keys()
+    for name, value in expected.items():
+        assert relative(ours.stages[name], value) < 1e-9, name
+    assert relative(ours.scores, theirs.scores) < 1e-10
+
+
 def test_forward_takes_all_positions_where_rows_would_cost_more(monkeypatch):
     model, config = synthetic.hugging_face(), DecompXConfig()
     expected = forward.attribute(model, config, positions=[1, 4]).stages["rows"]

@@ -60,8 +60,8 @@ def unpacked(model: nn.Module, tokenizer: Any, pooling: Any) -> tuple[nn.Module,
         raise UnsupportedModelError(
             f"{type(inner).__name__} has no head, so it gives a state for each token and neither classes nor one "
             "vector: to compare two texts, say how the states are pooled, as the model's card does: DecompX(model, "
-            "tokenizer, pooling='mean'), or 'cls', and use similarity(a, b); for classes, labels, answers or masks, load "
-            "a model with such a head"
+            "tokenizer, pooling='mean'), or 'cls', and use similarity(a, b); for classes, labels, answers or masks, "
+            "load a model with such a head"
         )
     if pooling is None:
         return model, tokenizer

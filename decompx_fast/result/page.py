@@ -101,6 +101,11 @@ def page_chunks(
     return map(str, chunks)  # some are of a class that escapes what it is added to
 
 
+def page_end() -> str:
+    """What closes such a document, behind the last explanation."""
+    return "".join(page_chunks([])).rpartition("</p>\n")[2]
+
+
 def _page_view(place: str, outcome: Any, target: Target) -> dict[str, Any]:
     about = {"place": printable(place), "failure": None}
     view = _view(outcome, target)
