@@ -113,7 +113,7 @@ class Naive:
             if isinstance(op, Attention):
                 z, bias = self.attention(u, op, first)
                 if config.variant == "paper":
-                    z = self.biased(z, bias)
+                    z = self.biased(z, bias, bias if np.ndim(bias) == 2 else None)
                 else:
                     late = bias
                 branch = branch + z
@@ -123,7 +123,7 @@ class Naive:
                 branch = branch + self.feed_forward(u, op)
         if norms and sublayer.out_norm is not None:
             branch, late = self.norm(self.biased(branch, late), sublayer.out_norm), None
-        r = self.biased(x + branch, late)
+        r = self.biased(x + branch, late, late if np.ndim(late) == 2 else None)
         return self.norm(r, sublayer.post_norm) if norms else r
 
     def norm(self, x: Array, norm: Norm | None) -> Array:
@@ -137,6 +137,8 @@ class Naive:
         return self.biased(out, array(norm.bias))
 
     def attention(self, x: Array, op: Attention, first: bool) -> tuple[Array, Array | None]:
+        if op.hubs is not None:
+            return self.attention_with_hubs(x, op, first)
         p, size = op.pattern, op.w_value.shape[1] // op.kv_heads
         query, key = array(p.query, row=True), array(p.key, row=True)
         w_value, w_out = array(op.w_value), array(op.w_out)
@@ -161,6 +163,30 @@ class Naive:
                 for weight, j in zip(weights / weights.sum(), seen, strict=True):
                     z[i] = z[i] + weight * values[j] @ w_out[head]
         return z, through + (0 if op.b_out is None else array(op.b_out))
+
+    def attention_with_hubs(self, x: Array, op: Attention, first: bool) -> tuple[Array, Array]:
+        """Each row by the maps that are its own, of all positions or of its window and the hubs; no grouped heads."""
+        where, block = array(op.pattern.hubs.where, row=True), op.pattern.hubs.block
+        z, biases = np.zeros_like(x), np.zeros((len(x), x.shape[-1]))
+        size = op.w_out.shape[0] // op.heads
+        rides = self.config.variant == "released" and first and op.b_value is not None
+        for i, h in np.ndindex(len(x), op.heads):
+            part, head = op.hubs if where[i] else op, slice(h * size, (h + 1) * size)
+            query, key = array(part.pattern.query, row=True)[h, i], array(part.pattern.key, row=True)[h]
+            added = np.zeros(len(x)) if part.pattern.bias is None else array(part.pattern.bias, row=True)[0, 0]
+            near = [abs(i // block - j // block) <= op.pattern.hubs.radius for j in range(len(x))]
+            seen = [j for j in range(len(x)) if where[i] or where[j] or near[j]]
+            weights = np.exp([part.pattern.scale * query @ key[j] + added[j] for j in seen])
+            w_value, w_out = array(part.w_value)[:, head], array(op.w_out)[head]
+            b_value = np.zeros(size) if part.b_value is None else array(part.b_value)[head]
+            for weight, j in zip(weights / weights.sum(), seen, strict=True):
+                values = x[j] @ w_value  # [k, v]
+                if rides:
+                    values[self.sources[j]] += b_value
+                z[i] = z[i] + weight * values @ w_out
+            if not rides:
+                biases[i] += b_value @ w_out
+        return z, biases + (0 if op.b_out is None else array(op.b_out))
 
     def feed_forward(self, x: Array, op: FeedForward) -> Array:
         zeta = array(op.preactivation, row=True)

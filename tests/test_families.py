@@ -82,6 +82,10 @@ CASES: dict[str, tuple[str, dict]] = {
     "roformer": ("RoFormer", {"rotary_value": False}),
     "bigbird": ("BigBird", {"attention_type": "original_full", "hidden_act": "gelu_new"}),
     "bigbird_short": ("BigBird", {"block_size": 4, "num_random_blocks": 1, "use_bias": False}),
+    "bigbird_blocks": ("BigBird", {"block_size": 1, "num_random_blocks": 1}),
+    "bigbird_drawn": ("BigBird", {"block_size": 1, "num_random_blocks": 2}),
+    "longformer": ("Longformer", {"attention_window": [4, 8, 4], "sep_token_id": 2}),
+    "longformer_wide": ("Longformer", {"attention_window": 30, "sep_token_id": 2}),
     "layoutlm": ("LayoutLM", {"max_2d_position_embeddings": 30}),
     "nomic": ("NomicBert", {}),
     "gte": ("Gte", {}),
@@ -100,9 +104,12 @@ ROUNDING = 1e-10
 #: Cases whose model takes some steps in float32 whatever its dtype: it can be compared with no more closely.
 IN_FLOAT32 = dict.fromkeys(
     ["eurobert", "eurobert_mean", "deberta_v1", "deberta_v1_one_way", "deberta_v1_absolute"]
-    + ["xlm", "xlm_causal", "flaubert"],
+    + ["xlm", "xlm_causal", "flaubert", "longformer", "longformer_wide"],
     1e-5,
 )
+
+#: Cases whose model changes what its maps give in place, so that nothing can be recorded.
+CHANGED = {"longformer", "longformer_wide"}
 
 #: Cases whose queries, keys and values are stored in turns for each head, so that they are no views.
 INTERLEAVED = {"deberta_v1", "deberta_v1_one_way", "deberta_v1_absolute"}
@@ -189,7 +196,7 @@ def test_scores_sum_to_the_logits_at_every_length(case):
         assert linearization.max_gap <= rounding
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [case for case in CASES if case not in CHANGED])
 def test_all_layers_are_recorded(case):
     dtype = torch.float32 if case in IN_FLOAT32 else torch.float64
     linearization = linearize(classifier(case, dtype=dtype), inputs(case), record=True)

@@ -17,7 +17,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..linearize.layer import Attention, Convolution, Linearization, LinearizedLayer, Norm, Sublayer
+from ..linearize.layer import Attention, AttentionPattern, Convolution, Linearization, LinearizedLayer, Norm, Sublayer
 from .attribution import Attribution
 
 #: An estimate of this share of the largest score is worth a warning. Half precisions are chosen by who can do with an
@@ -64,11 +64,11 @@ class Conditioning:
             for norm, size in _norms(sublayer):
                 self._add(self._state * (size / norm.std).mean(-1))
             for op in sublayer.ops:
-                if isinstance(op, Attention):
-                    rows, alpha = _sampled_weights(op)
-                    self._add(constants * _attention_gain(op, rows, alpha))
+                for pattern in (part.pattern for part in op.parts) if isinstance(op, Attention) else ():
+                    rows, alpha = _sampled_weights(pattern)
+                    self._add(constants * _attention_gain(pattern, rows, alpha))
                     if self._lost_below is not None:
-                        self._add(_share_below(self._lost_below, op, rows, alpha))
+                        self._add(_share_below(self._lost_below, pattern, rows, alpha))
 
     def _add(self, term: Tensor) -> None:
         square = term.double().square()
@@ -103,29 +103,32 @@ def _norms(sublayer: Sublayer) -> list[tuple[Norm, Tensor]]:
     return found
 
 
-def _sampled_weights(op: Attention) -> tuple[slice, Tensor]:
+def _sampled_weights(pattern: AttentionPattern) -> tuple[slice, Tensor]:
     """Some target positions, and their attention weights ``[b, h, i, j]``."""
-    n = op.pattern.query.shape[2]
+    n = pattern.query.shape[2]
     rows = slice(0, n, max(n // SAMPLED_ROWS, 1))
-    return rows, op.pattern.weights(rows)
+    return rows, pattern.weights(rows)
 
 
-def _attention_gain(op: Attention, rows: slice, alpha: Tensor) -> Tensor:
+def _attention_gain(pattern: AttentionPattern, rows: slice, alpha: Tensor) -> Tensor:
     """``[b]``, the relative error of the mixed values for a relative error of 1 of queries and keys."""
-    pattern = op.pattern
     size = torch.linalg.vector_norm(pattern.query[:, :, rows], dim=-1) * abs(pattern.scale)
-    keys = torch.linalg.vector_norm(pattern.key, dim=-1).repeat_interleave(op.heads // op.kv_heads, dim=1)
+    group = pattern.query.shape[1] // pattern.key.shape[1]
+    keys = torch.linalg.vector_norm(pattern.key, dim=-1).repeat_interleave(group, dim=1)
     moved = (alpha * (1 - alpha) * keys.unsqueeze(2)).sum(-1) * size  # [b, h, i]
     return moved.mean((1, 2)) / math.sqrt(pattern.query.shape[-1])
 
 
-def _share_below(least: float, op: Attention, rows: slice, alpha: Tensor) -> Tensor:
+def _share_below(least: float, pattern: AttentionPattern, rows: slice, alpha: Tensor) -> Tensor:
     """``[b]``, the share of positions that may be attended and whose weights are below ``least`` in all heads."""
     lost = (alpha < least).all(1)  # [b, i, j]
-    allowed = op.pattern.allowed(rows)
+    allowed = pattern.allowed(rows)
+    if pattern.hubs is not None:
+        live = pattern.hubs.live(rows).unsqueeze(-1).expand_as(lost)
+        allowed = live if allowed is None else live & allowed
     if allowed is None:
         return lost.double().mean((1, 2))
-    return (lost & allowed).sum((1, 2)).double() / allowed.sum()
+    return (lost & allowed).sum((-2, -1)).double() / allowed.sum((-2, -1)).clamp_min(1)
 
 
 def score_error(

@@ -121,7 +121,8 @@ def _largest(x: Tensor) -> float:
 def _weights(layer: LinearizedLayer) -> Iterator[tuple[str, Tensor]]:
     for op in (op for sublayer in layer.sublayers for op in sublayer.ops):
         if isinstance(op, Attention):
-            yield from (("a value weight", op.w_value), ("an attention output weight", op.w_out))
+            yield from (("a value weight", part.w_value) for part in op.parts)
+            yield "an attention output weight", op.w_out
         elif isinstance(op, Convolution):
             yield "a weight of the convolution", op.weight
         else:

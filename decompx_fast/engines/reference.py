@@ -243,15 +243,17 @@ def _attention(
 
     In the first layer of the released code the value bias rides inside the value vectors of its own token.
     """
-    values = x @ op.w_value.to(x.dtype)  # [b, j, k, (g v)]
-    bias = op.bias()
-    if config.variant == "released" and first and op.b_value is not None:
-        member = _membership(sources, x.shape[2], x.dtype)
-        values = values + member.unsqueeze(-1) * op.b_value.to(x.dtype)
-        bias = op.b_out
-    values = op.expand_heads(values.unflatten(-1, (op.kv_heads, -1)))  # [b, j, k, h, v]
-    alpha = op.pattern.weights().to(x.dtype)
-    mixed = torch.einsum("bhij,bjkhv->bikhv", alpha, values).flatten(-2)
+    rides = config.variant == "released" and first
+    mixed = torch.zeros((), dtype=x.dtype, device=x.device)
+    for part in op.parts:
+        values = x @ part.w_value.to(x.dtype)  # [b, j, k, (g v)]
+        if rides and part.b_value is not None:
+            member = _membership(sources, x.shape[2], x.dtype)
+            values = values + member.unsqueeze(-1) * part.b_value.to(x.dtype)
+        values = op.expand_heads(values.unflatten(-1, (op.kv_heads, -1)))  # [b, j, k, h, v]
+        alpha = part.pattern.weights().to(x.dtype)
+        mixed = mixed + torch.einsum("bhij,bjkhv->bikhv", alpha, values).flatten(-2)
+    bias = op.b_out if rides and op.has_value_bias else op.bias()
     return mixed @ op.w_out.to(x.dtype), bias
 
 

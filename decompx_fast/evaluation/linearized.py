@@ -62,7 +62,7 @@ def attention_of(layer: LinearizedLayer) -> tuple[Attention, Tensor]:
     """The attention of a layer and the state that it reads, ``[b, j, d]``.
 
     Raises:
-        UnsupportedModelError: if there is none, or several.
+        UnsupportedModelError: if there is none, or several, or one with hubs.
     """
     found: list[tuple[Attention, Tensor]] = []
     for sublayer in layer.sublayers:
@@ -74,6 +74,8 @@ def attention_of(layer: LinearizedLayer) -> tuple[Attention, Tensor]:
                 found.append((op, x))
     if len(found) != 1:
         raise UnsupportedModelError(f"layer {layer.index} has {len(found)} attentions, where one was expected")
+    if found[0][0].hubs is not None:
+        raise hubs_refusal("this method")
     return found[0]
 
 
@@ -87,6 +89,14 @@ def refuse_convolutions(layer: LayerSpec, method: str) -> None:
         raise UnsupportedModelError(
             f"this model has a convolution of its embedding, which {method} does not know: use decompx for this model"
         )
+
+
+def hubs_refusal(method: str) -> UnsupportedModelError:
+    """An error that says that a method does not know attention with hubs (:mod:`..linearize.hubs`)."""
+    return UnsupportedModelError(
+        f"this model has an attention with global tokens or in blocks, which {method} does not know: use decompx for "
+        "this model"
+    )
 
 
 def head_values(attention: Attention, x: Tensor) -> Tensor:

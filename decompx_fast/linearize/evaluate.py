@@ -16,7 +16,19 @@ from torch import Tensor
 
 from ..activations import get_activation
 from .convolution import Convolution
-from .layer import Attention, AttentionPattern, FeedForward, Head, HeadStep, LinearizedLayer, Norm, Op, Sublayer
+from .hubs import Hubs
+from .layer import (
+    Attention,
+    AttentionPattern,
+    FeedForward,
+    Head,
+    HeadStep,
+    HubAttention,
+    LinearizedLayer,
+    Norm,
+    Op,
+    Sublayer,
+)
 from .spec import (
     NO_CONTEXT,
     Affine,
@@ -25,6 +37,7 @@ from .spec import (
     ConvolutionSpec,
     FeedForwardSpec,
     HeadStepSpec,
+    HubSpec,
     LayerSpec,
     NormSpec,
     OpSpec,
@@ -153,7 +166,12 @@ def _branch(op: Op, spec: OpSpec, u: Tensor, steps: Steps) -> Tensor:
 
 @_branch.register
 def _(op: Attention, spec: AttentionSpec, u: Tensor, steps: Steps) -> Tensor:
-    return steps.multiply(spec.out, op.context(steps.multiply(spec.value, u)))
+    values = steps.multiply(spec.value, u)
+    mixed = op.context(values)
+    if op.hubs is not None and spec.hubs is not None:
+        same = spec.hubs.value is spec.value
+        mixed = mixed + op.hubs.context(values if same else steps.multiply(spec.hubs.value, u))
+    return steps.multiply(spec.out, mixed)
 
 
 @_branch.register
@@ -177,12 +195,41 @@ def _linearize_op(spec: OpSpec, u: Tensor, start: Tensor, context: Context, step
 def _(spec: AttentionSpec, u: Tensor, start: Tensor, context: Context, steps: Steps) -> Attention:
     query = steps.multiply(spec.query, u).unflatten(-1, (spec.heads, -1)).transpose(1, 2)  # [b, h, i, v]
     key = steps.multiply(spec.key, u).unflatten(-1, (spec.kv_heads, -1)).transpose(1, 2)  # [b, g, j, v]
-    bias = None
+    plain_query, plain_key, bias = query, key, None
     if spec.positions is not None:
         query, key, bias = spec.positions(query, key, context)
     pattern = AttentionPattern(query, key, spec.scale, spec.causal, spec.window, bias)
     value, out = spec.value.to(u.dtype), spec.out.to(u.dtype)
-    return Attention(pattern, value.weight, value.bias, out.weight, out.bias, spec.heads, spec.kv_heads)
+    op = Attention(pattern, value.weight, value.bias, out.weight, out.bias, spec.heads, spec.kv_heads)
+    where = None if spec.hubs is None else spec.hubs.where(u.shape[1], context)
+    if spec.hubs is None or where is None:
+        return op
+    hubs = Hubs(where, spec.hubs.radius, spec.hubs.block)
+    return _with_hubs(op, spec, spec.hubs, hubs, u, steps, plain_query, plain_key)
+
+
+def _with_hubs(
+    op: Attention,
+    spec: AttentionSpec,
+    maps: HubSpec,
+    hubs: Hubs,
+    u: Tensor,
+    steps: Steps,
+    query: Tensor,
+    key: Tensor,
+) -> Attention:
+    """An attention whose hubs mix by ``maps``; ``query`` and ``key`` are those of the others, without positions."""
+    if maps.query is not spec.query:
+        query = steps.multiply(maps.query, u).unflatten(-1, (spec.heads, -1)).transpose(1, 2)
+    if maps.key is not spec.key:
+        key = steps.multiply(maps.key, u).unflatten(-1, (spec.kv_heads, -1)).transpose(1, 2)
+    own = AttentionPattern(query, key, spec.scale, hubs=replace(hubs, own_rows=True))
+    weight, bias = op.w_value, op.b_value
+    if maps.value is not spec.value:
+        value = maps.value.to(u.dtype)
+        weight, bias = value.weight, value.bias
+    pattern = replace(op.pattern, causal=False, window=None, hubs=hubs)
+    return replace(op, pattern=pattern, hubs=HubAttention(own, weight, bias))
 
 
 @_linearize_op.register

@@ -25,6 +25,7 @@ from torch import Tensor
 from ..activations import get_activation
 from ..errors import UnsupportedModelError
 from .convolution import Convolution as Convolution  # engines take all that a layer is made of from here
+from .hubs import Hubs
 
 #: How large a block of attention weights may be. Larger blocks leave the cache of a CPU and gain nothing on a GPU.
 WORKSPACE_BYTES = 64 << 20
@@ -72,6 +73,8 @@ class AttentionPattern:
         causal: whether position ``i`` attends ``j <= i`` only.
         window: if given, position ``i`` attends ``j`` with ``|i - j| < window`` only.
         bias: finite additive logits, broadcastable to ``[b, h, i, j]``, or ``None``.
+        hubs: a window with positions that are attended from everywhere, instead of ``causal`` and ``window``; then
+            some rows are zero.
     """
 
     query: Tensor
@@ -80,9 +83,13 @@ class AttentionPattern:
     causal: bool = False
     window: int | None = None
     bias: Tensor | None = None
+    hubs: Hubs | None = None
 
-    def allowed(self, rows: slice = slice(None), columns: slice = slice(None)) -> Tensor | None:
-        """``[i, j]`` True where position ``i`` of ``rows`` may attend ``j`` of ``columns``; ``None`` where all may."""
+    def allowed(self, rows: slice = slice(None), columns: slice | Tensor = slice(None)) -> Tensor | None:
+        """Where position ``i`` of ``rows`` may attend ``j`` of ``columns``, ``[i, j]``, with hubs ``[b, i, j]``;
+        ``None`` where all may."""
+        if self.hubs is not None:
+            return self.hubs.allowed(rows, columns)
         if not self.causal and self.window is None:
             return None
         i = torch.arange(self.query.shape[2], device=self.query.device)[rows, None]
@@ -90,12 +97,14 @@ class AttentionPattern:
         allowed = j <= i if self.causal else torch.ones_like(i + j, dtype=torch.bool)
         return allowed if self.window is None else allowed & ((i - j).abs() < self.window)
 
-    def weights(self, rows: slice = slice(None), columns: slice = slice(None)) -> Tensor:
-        """The attention weights ``alpha`` of some target positions, ``[b, h, i, j]``, each row summing to 1.
+    def weights(self, rows: slice = slice(None), columns: slice | Tensor = slice(None)) -> Tensor:
+        """The attention weights ``alpha`` of some target positions, ``[b, h, i, j]``, each row summing to 1; with hubs
+        some are zero.
 
         Args:
             rows: the target positions ``i``.
-            columns: the attended positions ``j``; must hold every one that ``rows`` attend (see :meth:`columns`).
+            columns: the attended positions ``j``, a range or an index; must hold every one that ``rows`` attend (see
+                :meth:`columns`).
         """
         key = self._repeat(self.key[:, :, columns])
         logits = (self.query[:, :, rows] * self.scale) @ key.transpose(-1, -2)  # [b, h, i, j]
@@ -104,8 +113,10 @@ class AttentionPattern:
             logits = logits + (bias if bias.shape[-1] == 1 else bias[..., columns])
         allowed = self.allowed(rows, columns)
         if allowed is not None:
+            allowed = allowed if allowed.ndim == 2 else allowed.unsqueeze(1)
             logits = logits.masked_fill(~allowed, float("-inf"))
-        return logits.softmax(-1)
+        alpha = logits.softmax(-1)
+        return alpha if self.hubs is None else alpha * self.hubs.live(rows)[:, None, :, None]
 
     def columns(self, rows: slice) -> slice:
         """The narrowest range of positions that holds all that ``rows`` (a slice with a start and a stop) attend."""
@@ -126,13 +137,22 @@ class AttentionPattern:
     def block_shape(self, n_rows: int) -> tuple[int, int]:
         """How high a block of so many rows is at the most, and how wide it is then."""
         n = self.key.shape[2]
-        if self.window is None:
+        window, beside = self.window, 0
+        if self.hubs is not None and not self.hubs.own_rows:
+            window, beside = self.hubs.block * (self.hubs.radius + 1), len(self.hubs.positions)
+        if window is None:
             return n_rows, n
         # Blocks as high as the window is wide: few, and little of each is masked.
-        height = max(self.window, MIN_BLOCK_ROWS)
-        return min(height, n_rows), min(height + 2 * self.window, n)
+        height = max(window, MIN_BLOCK_ROWS)
+        return min(height, n_rows), min(height + 2 * window + beside, n)
 
-    def blocks(self, rows: slice = slice(None), most_bytes: int | None = None) -> Iterator[tuple[slice, slice, Tensor]]:
+    def live_rows(self, rows: slice) -> list[slice]:
+        """The parts of ``rows`` outside of which all weights are zero."""
+        return [rows] if self.hubs is None else self.hubs.runs(rows)
+
+    def blocks(
+        self, rows: slice = slice(None), most_bytes: int | None = None
+    ) -> Iterator[tuple[slice, slice | Tensor, Tensor]]:
         """The attention weights of ``rows`` in blocks of at most so many bytes (but a row at the least).
 
         Args:
@@ -141,17 +161,18 @@ class AttentionPattern:
 
         Yields:
             ``(rows, columns, alpha)``: ``alpha`` of these rows and columns, ``[b, h, i, j]``; in every other column
-            it is 0.
+            it is 0, and so it is in rows that are in no block. With hubs, ``columns`` may be an index.
         """
         start, stop, _ = rows.indices(self.query.shape[2])
         b, heads = self.query.shape[:2]
         most, width = self.block_shape(stop - start)
         most_bytes = WORKSPACE_BYTES if most_bytes is None else min(most_bytes, WORKSPACE_BYTES)
         step = max(min(most_bytes // (b * heads * width * self.query.element_size()), most), 1)
-        for first in range(start, stop, step):
-            block = slice(first, min(first + step, stop))
-            columns = self.columns(block)
-            yield block, columns, self.weights(block, columns)
+        for run in self.live_rows(slice(start, stop)):
+            for first in range(run.start, run.stop, step):
+                block = slice(first, min(first + step, run.stop))
+                columns = self.columns(block) if self.hubs is None else self.hubs.columns(block)
+                yield block, columns, self.weights(block, columns)
 
     def mix(self, values: Tensor) -> Tensor:
         """``sum_j alpha[h,i,j] values[j,g(h)]``, in memory linear in the number of positions.
@@ -163,7 +184,11 @@ class AttentionPattern:
             ``[b, i, h, v]``.
         """
         values = self._repeat(values.transpose(1, 2))  # [b, h, j, v]
-        if self.window is None and (self.bias is None or not self.causal):
+        if self.hubs is not None:
+            mixed = torch.zeros_like(values)
+            for rows, columns, alpha in self.blocks():
+                mixed[:, :, rows] = alpha @ values[:, :, columns]
+        elif self.window is None and (self.bias is None or not self.causal):
             key = self._repeat(self.key)
             mixed = F.scaled_dot_product_attention(
                 self.query, key, values, attn_mask=self.bias, is_causal=self.causal, scale=self.scale
@@ -179,6 +204,24 @@ class AttentionPattern:
 
 
 @dataclass(frozen=True)
+class HubAttention:
+    """The values that hubs mix (:mod:`.hubs`), by a map that may be their own; see :class:`Attention`.
+
+    Attributes:
+        pattern: whose rows are zero but at hubs.
+        w_value, b_value: as those of :class:`Attention`, which they are where hubs have no map of their own.
+    """
+
+    pattern: AttentionPattern
+    w_value: Tensor
+    b_value: Tensor | None
+
+    def context(self, values: Tensor) -> Tensor:
+        """``[b, i, (h v)]`` from the values ``[b, j, (g v)]``."""
+        return self.pattern.mix(values.unflatten(-1, (self.pattern.key.shape[1], -1))).flatten(-2)
+
+
+@dataclass(frozen=True)
 class Attention:
     """Attention as a linear map of the values: ``sum_h sum_j alpha[h,i,j] (x[j] W_V^g(h) + b_V) W_O^h + b_O``.
 
@@ -189,6 +232,7 @@ class Attention:
         w_out: ``[h v, d]``.
         b_out: ``[d]`` or ``None``.
         heads, kv_heads: ``H`` and ``G``.
+        hubs: what the rows of hubs mix, where there are some: these rows of ``pattern`` are zero.
     """
 
     kind: ClassVar[str] = "attention"
@@ -200,38 +244,67 @@ class Attention:
     b_out: Tensor | None
     heads: int
     kv_heads: int
+    hubs: HubAttention | None = None
+
+    @property
+    def parts(self) -> tuple[Attention | HubAttention, ...]:
+        """The patterns, and the values that each mixes: their sum is what the output's map is applied to."""
+        return (self,) if self.hubs is None else (self, self.hubs)
+
+    @property
+    def has_value_bias(self) -> bool:
+        return any(part.b_value is not None for part in self.parts)
 
     @property
     def constants(self) -> dict[str, Tensor]:
         """What depends on the input."""
         found = {"query": self.pattern.query, "key": self.pattern.key, "bias": self.pattern.bias}
+        if self.hubs is not None:
+            found |= {"hubs.query": self.hubs.pattern.query, "hubs.key": self.hubs.pattern.key}
         return {name: tensor for name, tensor in found.items() if tensor is not None}
 
     def replace_constants(self, constants: Mapping[str, Tensor]) -> Attention:
         """The same with other :attr:`constants`."""
-        changes: dict[str, Any] = dict(constants)
-        return replace(self, pattern=replace(self.pattern, **changes))
+        changes: dict[str, Any] = {name: value for name, value in constants.items() if "." not in name}
+        of_hubs: dict[str, Any] = {
+            name.removeprefix("hubs."): value for name, value in constants.items() if "." in name
+        }
+        hubs = self.hubs and replace(self.hubs, pattern=replace(self.hubs.pattern, **of_hubs))
+        return replace(self, pattern=replace(self.pattern, **changes), hubs=hubs)
 
     def expand_heads(self, values: Tensor) -> Tensor:
         """Repeat ``[..., g, v]`` to ``[..., h, v]``."""
         return values if self.heads == self.kv_heads else values.repeat_interleave(self.heads // self.kv_heads, dim=-2)
 
     def bias(self) -> Tensor | None:
-        """``b_att = b_V W_O + b_O``, ``[d]``: attention weights sum to 1, so the value bias passes unchanged."""
-        if self.b_value is None:
-            return self.b_out
-        b_value = self.expand_heads(self.b_value.view(self.kv_heads, -1)).reshape(-1)
-        through = b_value @ self.w_out
-        return through if self.b_out is None else through + self.b_out
+        """``b_att = b_V W_O + b_O``, ``[d]``: attention weights sum to 1, so the value bias passes unchanged. Where
+        hubs have a value bias of their own, ``[b, i, d]``."""
+        through = self._through(self.b_value)
+        if self.hubs is not None and self.hubs.w_value is not self.w_value:
+            of_hubs = self._through(self.hubs.b_value)
+            zero = torch.zeros_like(self.w_out[0])
+            assert self.hubs.pattern.hubs is not None
+            where = self.hubs.pattern.hubs.where.unsqueeze(-1)
+            through = torch.where(where, zero if of_hubs is None else of_hubs, zero if through is None else through)
+        if through is None or self.b_out is None:
+            return self.b_out if through is None else through
+        return through + self.b_out
+
+    def _through(self, b_value: Tensor | None) -> Tensor | None:
+        """What a bias of the values, ``[(g v)]``, gives after the output's map, ``[d]``."""
+        return None if b_value is None else self.expand_heads(b_value.view(self.kv_heads, -1)).reshape(-1) @ self.w_out
 
     def __call__(self, x: Tensor) -> Tensor:
         """The forward value, ``[b, i, d]``, from the normed state ``[b, j, d]``."""
-        values = x @ self.w_value if self.b_value is None else x @ self.w_value + self.b_value
-        out = self.context(values) @ self.w_out
+        mixed = torch.zeros((), dtype=x.dtype, device=x.device)
+        for part in self.parts:
+            values = x @ part.w_value
+            mixed = mixed + part.context(values if part.b_value is None else values + part.b_value)
+        out = mixed @ self.w_out
         return out if self.b_out is None else out + self.b_out
 
     def context(self, values: Tensor) -> Tensor:
-        """What the output's map is applied to, ``[b, i, (h v)]``, from the values ``[b, j, (g v)]``."""
+        """What the output's map is applied to, but for hubs: ``[b, i, (h v)]`` from the values ``[b, j, (g v)]``."""
         return self.pattern.mix(values.unflatten(-1, (self.kv_heads, -1))).flatten(-2)
 
 

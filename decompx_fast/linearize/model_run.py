@@ -99,8 +99,9 @@ class ModelRun:
 class _Listener:
     """Keeps what passes through a model's layers."""
 
-    def __init__(self, spec: ModelSpec, record: Record | None) -> None:
+    def __init__(self, spec: ModelSpec, n_tokens: int, record: Record | None) -> None:
         self.states: list[Tensor] = []
+        self._kept = n_tokens if spec.pads else None
         self.contexts: list[Context] = []
         self._spec = spec
         self._record = record
@@ -111,7 +112,7 @@ class _Listener:
         own = names[0] if names and names[0] in kwargs else "hidden_states"
         state = args[0] if args else kwargs[own]
         if not self.states:
-            self.states.append(state)
+            self.states.append(state if self._kept is None else state[:, : self._kept])
         given = dict(zip(names[1:], args[1:], strict=False)) | {n: v for n, v in kwargs.items() if args or n != own}
         # Nothing else is read, and a cache of keys and values would live on here.
         tensors = {name: value for name, value in given.items() if isinstance(value, (Tensor, tuple))}
@@ -123,6 +124,7 @@ class _Listener:
         if 0 <= done < len(expected) and expected[done] is not module:
             return
         state = output[0] if isinstance(output, tuple) else output
+        state = state if self._kept is None else state[:, : self._kept]
         self.states.append(state.clone() if self._spec.in_place else state)
         if self._record is not None and 0 <= done < len(self.contexts):
             with plain_mode(self.states[-1].device):
@@ -131,7 +133,8 @@ class _Listener:
     def note_product(self, module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
         """After a linear map."""
         if self._record is not None:
-            self._record.note(module, output)
+            cut = self._kept is not None and isinstance(output, Tensor) and output.ndim == 3
+            self._record.note(module, output[:, : self._kept] if cut else output)
 
 
 @functools.lru_cache(maxsize=256)
@@ -161,7 +164,8 @@ def run_model(
     """
     if spec.prepare is not None:
         spec.prepare(model, inputs)
-    listener = _Listener(spec, record)
+    n_tokens = next((tensor.shape[1] for tensor in inputs.values() if tensor.ndim > 1), 0)
+    listener = _Listener(spec, n_tokens, record)
     with ExitStack() as hooks:
         for module in dict.fromkeys(spec.layer_modules):  # layers may share one module
             hooks.callback(module.register_forward_pre_hook(listener.note_call, with_kwargs=True).remove)

@@ -235,6 +235,7 @@ def _maps(layer: LayerSpec) -> Iterator[Affine]:
         for op in sublayer.ops:
             if isinstance(op, AttentionSpec):
                 yield from (op.query, op.key, op.value, op.out)
+                yield from () if op.hubs is None else (op.hubs.query, op.hubs.key, op.hubs.value)
             elif isinstance(op, FeedForwardSpec):
                 yield from (map_ for map_ in (op.into, op.out, op.gate) if map_ is not None)
 

@@ -87,6 +87,26 @@ Positions = Callable[[Tensor, Tensor, Context], tuple[Tensor, Tensor, Tensor | N
 
 
 @dataclass(frozen=True)
+class HubSpec:
+    """Positions that all others attend besides their window, and that attend all others (:mod:`.hubs`).
+
+    Attributes:
+        query, key, value: the maps of the hubs, for which positions are of no account; those of the attention itself
+            where hubs have none of their own.
+        radius, block: the window, as :class:`.hubs.Hubs` has it.
+        where: from the number of positions and what the layer was called with, which positions are hubs, ``[b, j]``
+            bool; or ``None`` for none, and then the attention is what it says without hubs.
+    """
+
+    query: Affine
+    key: Affine
+    value: Affine
+    radius: int
+    block: int
+    where: Callable[[int, Context], Tensor | None]
+
+
+@dataclass(frozen=True)
 class AttentionSpec:
     """Self-attention: projections, the numbers of heads, and what restricts it.
 
@@ -98,6 +118,7 @@ class AttentionSpec:
         positions: what the model does to queries and keys before they meet (rotary positions, norms), and what it adds
             to the logits (relative positions), or ``None``. Nothing that it does is decomposed: it changes the
             attention weights alone, and those are constants.
+        hubs: positions that are attended from everywhere, instead of ``causal`` and ``window`` where there are some.
     """
 
     kind: ClassVar[str] = "attention"
@@ -112,6 +133,7 @@ class AttentionSpec:
     causal: bool = False
     window: int | None = None
     positions: Positions | None = None
+    hubs: HubSpec | None = None
 
 
 @dataclass(frozen=True)
@@ -203,6 +225,8 @@ class ModelSpec:
             refuses them.
         in_place: whether the model goes on to change the states that leave ``state_modules`` in place, if only by a
             mask that hides nothing: then a copy is kept.
+        pads: whether the model adds padding at the end that no position attends, so that its states are longer than
+            its inputs: then that is cut off.
     """
 
     layer_modules: tuple[nn.Module, ...]
@@ -214,6 +238,7 @@ class ModelSpec:
     in_float32: bool = False
     prepare: Callable[[nn.Module, Mapping[str, Tensor]], None] | None = None
     in_place: bool = False
+    pads: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "state_modules", self.state_modules or self.layer_modules)

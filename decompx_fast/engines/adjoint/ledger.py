@@ -57,9 +57,27 @@ class Ledger:
             self._steps[..., 0] += share.sum(-1) / self.scores.shape[-1]
             return
         first, end = self.reach.first[rows], self.reach.last[rows] + 1
-        each = share / (end - first)
+        if self.reach.hubs is None or self.reach.whole is None:
+            each = share / (end - first)
+        else:
+            each = self._share_with_hubs(share, first, end, self.reach.hubs, self.reach.whole[:, rows])
         self._steps.index_add_(-1, first, each)
         self._steps.index_add_(-1, end, each, alpha=-1)
+
+    def _share_with_hubs(self, share: Tensor, first: Tensor, end: Tensor, hubs: Tensor, whole: Tensor) -> Tensor:
+        """Give hubs outside of a range, and all tokens where all reach a position, their parts of ``share``
+        ``[b, m, i]``; what is left for each token of the ranges ``[i]``, ``[b, m, i]``."""
+        whole = whole.unsqueeze(1)
+        self._steps[..., 0] += (share * whole).sum(-1) / self.scores.shape[-1]
+        share = share.masked_fill(whole, 0)
+        tokens = hubs.any(0).nonzero().flatten()  # [h]
+        outside = (tokens < first[:, None]) | (tokens >= end[:, None])  # [i, h]
+        outside = outside & hubs[:, None, tokens]  # [b, i, h]
+        each = share / (end - first + outside.sum(-1)).unsqueeze(1)
+        given = each @ outside.to(each.dtype)  # [b, m, h]
+        self._steps.index_add_(-1, tokens, given)
+        self._steps.index_add_(-1, tokens + 1, given, alpha=-1)
+        return each
 
     def carry(self, name: str, g: Tensor, x: Tensor, rows: slice) -> None:
         """Note ``g[i] . x[i]``, what positions ``rows`` send through a component; ``[b, m, i, d]``, ``[b, i, d]``."""

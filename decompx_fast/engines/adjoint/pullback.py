@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from ...activations import get_activation, linear_piece
@@ -129,12 +130,17 @@ def pull_attention(op: Attention, g: Tensor, rows: slice, ledger: BiasLedger, *,
         value_bias_rides: whether the value bias of position ``j`` is token ``j``'s own (the released code, in its
             first layer); else ``b_V W_O + b_O`` is one bias of the target position.
     """
-    ledger.add("attention", g, op.b_out if value_bias_rides else op.bias(), rows)
+    bias = op.b_out if value_bias_rides and op.has_value_bias else op.bias()
+    ledger.add("attention", g, bias if bias is None or bias.ndim == 1 else bias[:, rows], rows)
     mixed = (g @ op.w_out.T).unflatten(-1, (op.heads, -1))  # [b, m, i, h, v]
-    values = pull_mix(op.pattern, mixed, rows).flatten(-2)  # [b, m, j, (g v)]
-    if value_bias_rides and op.b_value is not None:
-        ledger.credit(values @ op.b_value, slice(0, values.shape[2]))
-    return values @ op.w_value.T
+    out: Tensor | None = None
+    for part in op.parts:
+        values = pull_mix(part.pattern, mixed, rows).flatten(-2)  # [b, m, j, (g v)]
+        if value_bias_rides and part.b_value is not None:
+            ledger.credit(values @ part.b_value, slice(0, values.shape[2]))
+        out = values @ part.w_value.T if out is None else out.add_(values @ part.w_value.T)
+    assert out is not None
+    return out
 
 
 def pull_mix(pattern: AttentionPattern, g: Tensor, rows: slice) -> Tensor:
@@ -176,7 +182,10 @@ def _pull_heads(pattern: AttentionPattern, g: Tensor, rows: slice, most_bytes: i
         # The heads of a group follow each other, so they join the positions as one axis to be summed over.
         part = part.reshape(b * kv_heads, -1, width)
         alpha = alpha.reshape(b * kv_heads, -1, alpha.shape[-1])
-        out[:, columns].baddbmm_(alpha.transpose(1, 2), part)
+        if isinstance(columns, slice):
+            out[:, columns].baddbmm_(alpha.transpose(1, 2), part)
+        else:
+            out.index_add_(1, columns, torch.bmm(alpha.transpose(1, 2), part))
     return out.view(b, kv_heads, n, width)
 
 

@@ -222,7 +222,8 @@ def _pull_head(tape: Tape, directions: Tensor, config: DecompXConfig, ledger: Le
     ledger.layer, ledger.reach = -1, None
     if tape.reach_of_head is not None:  # what is read is one row, which any of these positions reaches
         ledger.reach = tape.reach_of_head.read(positions)
-        ledger.beyond = torch.arange(n, device=directions.device) > ledger.reach.last
+        if ledger.reach.hubs is None:
+            ledger.beyond = torch.arange(n, device=directions.device) > ledger.reach.last
     g = directions[None, :, None, :].expand(b, -1, -1, -1)
     for number, step in reversed(list(enumerate(tape.head.steps))):
         g = pull_head_step(step, f"head.{number}", g, config, ledger)

@@ -345,7 +345,8 @@ class _Run:
         """Whether what the attention gives can be added to the state, its bias shared and the norm taken in one go: all
         of it is there at once, and nothing else stands beside it or comes between."""
         whole = self.plan.blocks.sources >= self.x.shape[2]
-        return whole and len(sublayer.ops) == 1 and not keeps_branch(sublayer, self.config)
+        alone = len(sublayer.ops) == 1 and attention_of(sublayer).hubs is None
+        return whole and alone and not keeps_branch(sublayer, self.config)
 
     def _attend_and_norm(self, step: _Step, *, ride: bool) -> None:
         """All of a sublayer that is an attention and perhaps norms before it and after the residual."""

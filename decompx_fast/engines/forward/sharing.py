@@ -50,7 +50,8 @@ class Sharing:
         return {"rule": self.rule if self._by_ops else "none", "backend": self.backend}
 
     def add_(self, x: Tensor, bias: Tensor | None) -> None:
-        """``x[i,k] <- x[i,k] + omega[i,k] bias``, weights taken from ``x`` ``[1, p, k, d]``; ``bias`` is ``[d]``."""
+        """``x[i,k] <- x[i,k] + omega[i,k] bias``, weights taken from ``x`` ``[1, p, k, d]``; ``bias`` is ``[d]`` or
+        ``[1, p, d]``."""
         if bias is None or self.rule == "none":
             return
         bias = bias.to(wide(x.dtype))
@@ -157,28 +158,29 @@ class Sharing:
 
 @dataclass(frozen=True)
 class PendingBias:
-    """A bias ``[d]`` that is still to be added: by ``shares`` ``[b, i, k]`` if they are known, else by the rule."""
+    """A bias ``[d]`` or ``[b, i, d]`` that is still to be added: by ``shares`` ``[b, i, k]`` if known, else by the rule."""
 
     vector: Tensor
     shares: Tensor | None = None
 
     def at(self, rows: slice) -> PendingBias:
         """The same at some positions of the joined axis of batch and positions, ``[1, p, k]``."""
-        return self if self.shares is None else PendingBias(self.vector, self.shares.flatten(0, 1)[None, rows])
+        vector = self.vector if self.vector.ndim == 1 else self.vector.flatten(0, 1)[None, rows]
+        return PendingBias(vector, None if self.shares is None else self.shares.flatten(0, 1)[None, rows])
 
     def add_(self, x: Tensor, sharing: Sharing) -> None:
         """Add it to ``x`` ``[1, p, k, d]``."""
         if self.shares is None:
             sharing.add_(x, self.vector)
         else:
-            x.addcmul_(self.shares.unsqueeze(-1).to(x.dtype), self.vector.to(x.dtype))
+            x.addcmul_(self.shares.unsqueeze(-1).to(x.dtype), self.vector.to(x.dtype).unsqueeze(-2))
 
 
 class ShareCollector:
     """Collects, block of sources by block, what a rule needs in order to share a bias by vectors that do not stay.
 
     Args:
-        bias: ``[d]``.
+        bias: ``[d]`` or ``[b, i, d]``.
         rule: one of :attr:`RULES`.
         like: ``[b, i, k, d]``, the shape and dtype of the vectors.
         backend: of the op that takes the dots.
@@ -211,7 +213,7 @@ class ShareCollector:
     def _weigh(self, z: Tensor) -> Tensor:
         if self._rule == "norm":
             return safe_norm(z)
-        functional = self._bias.expand(*z.shape[:2], 1, -1)
+        functional = self._bias.unsqueeze(-2).expand(*z.shape[:2], 1, -1)
         dots = functional_dots(z, functional, backend=self._backend).squeeze(-1)
         if self._rule == "abssim":
             return absolute_similarity(z, self._bias, dots)

@@ -41,7 +41,7 @@ from ...linearize.spec import (
     NormSpec,
     SublayerSpec,
 )
-from ..linearized import refuse_convolutions
+from ..linearized import hubs_refusal, refuse_convolutions
 from ..method import Problem, method
 from .logits import class_logit, on_device, plain_autograd
 
@@ -127,6 +127,8 @@ def norm(spec: NormSpec | None, x: Tensor) -> Tensor:
 
 def attention(spec: AttentionSpec, u: Tensor, context: Context = NO_CONTEXT) -> Tensor:
     """Self-attention on ``u`` ``[b, i, d]``: both of its products under the uniform rule, the softmax as it is."""
+    if spec.hubs is not None and spec.hubs.where(u.shape[1], context) is not None:
+        raise hubs_refusal("relevance")
     query = _linear(spec.query, u).unflatten(-1, (spec.heads, -1)).transpose(1, 2)  # [b, h, i, v]
     key = _linear(spec.key, u).unflatten(-1, (spec.kv_heads, -1)).transpose(1, 2)  # [b, g, j, v]
     value = _linear(spec.value, u).unflatten(-1, (spec.kv_heads, -1)).transpose(1, 2)  # [b, g, j, v]

@@ -21,9 +21,6 @@ UNSUPPORTED: dict[str, str] = {
     "FunnelForSequenceClassification": "it pools the sequence between layers, so that positions are no tokens any more",
     "IBertForSequenceClassification": "its maps and norms are those of integer arithmetic",
     "LiltForSequenceClassification": _OTHER_INPUTS,
-    "LongformerForSequenceClassification": (
-        "its first token attends by maps of its own, and is attended by all others beside their window"
-    ),
     "LukeForSequenceClassification": _OTHER_INPUTS,
     "MobileBertForSequenceClassification": (
         "its layers work on a narrower state with residuals of its own, inside of the residual of the whole layer, and "
