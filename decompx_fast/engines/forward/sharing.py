@@ -158,7 +158,7 @@ class Sharing:
 
 @dataclass(frozen=True)
 class PendingBias:
-    """A bias ``[d]`` or ``[b, i, d]`` that is still to be added: by ``shares`` ``[b, i, k]`` if known, else by the rule."""
+    """A bias, ``[d]`` or ``[b, i, d]``, still to be added: by ``shares`` ``[b, i, k]`` if known, else by the rule."""
 
     vector: Tensor
     shares: Tensor | None = None
