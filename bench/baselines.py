@@ -28,11 +28,11 @@ def released_pattern(linearization: Linearization) -> Tensor:
         for layer in linearization.layers():
             x = _layer(x, layer)
         head = linearization.head(layer.output)
-        x = head.read(x)
+        x = head.read(x)[:, 0]
         for step in head.steps:
             x = _share(x @ step.weight, step.bias)
             if step.activation is not None:
-                x = x * get_activation(step.activation).theta(step.preactivation).unsqueeze(1)
+                x = x * get_activation(step.activation).theta(step.preactivation)
     return x
 
 

@@ -35,6 +35,7 @@ from timing import synchronize
 
 from decompx_fast.engines import reference
 from decompx_fast.engines.adjoint import run as adjoint
+from decompx_fast.engines.terms import Terms
 from decompx_fast.linearize.linearization import linearize
 
 LAYERS = 12
@@ -99,7 +100,8 @@ def explain_one_class(subject: Subject, model: torch.nn.Module, inputs: dict[str
     """The same for one class alone."""
     linearization = linearize(model, inputs, record=True)
     direction = torch.eye(CLASSES, device=linearization.logits.device)[:1]
-    return adjoint.attribute(linearization, subject.config, directions=direction).scores
+    terms = Terms.of_classes(len(linearization.logits), CLASSES, direction)
+    return adjoint.attribute(linearization, subject.config, terms=terms).scores
 
 
 def explain_by_reference(subject: Subject, model: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> torch.Tensor:

@@ -19,7 +19,7 @@ from .engines.forward.plan import ModelShape, Plan, plan
 from .engines.memory import available_bytes
 from .errors import InputError, OptionError
 from .job import Job
-from .linearize.linearization import find_family, specification, unwrap
+from .linearize.linearization import find_classifier, specification, unwrap
 from .request.batching import stream
 from .request.encoding import Reader, with_ids
 from .request.sources import check_unit, with_sources
@@ -109,7 +109,7 @@ class DecompX:
         self.dtype = _check_dtype(dtype)
         self.batch_size = _check_batch_size(batch_size)
         self.name: str | None = None
-        find_family(unwrap(model))
+        find_classifier(unwrap(model))
 
     @classmethod
     def from_pretrained(

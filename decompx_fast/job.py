@@ -16,6 +16,7 @@ from .engines.adjoint.run import GRADIENTS_HELD
 from .engines.attribution import Attribution
 from .engines.choose import CHECKS, Execution, attribute, cheaper_engine, choose_engine, measure_error, records
 from .engines.forward.plan import ModelShape
+from .engines.terms import Terms
 from .errors import InputError, OptionError, PrecisionWarning, warn_user
 from .linearize.linearization import HuggingFaceLinearization, linearize, unwrap
 from .linearize.model_run import plain_mode
@@ -144,7 +145,7 @@ class Job:
             self.config,
             dtype=self.dtype,
             sources=sources,
-            directions=self._directions,
+            terms=self._terms(linearization),
             execution=self.execution,
             positions=self.positions,
         )
@@ -165,13 +166,16 @@ class Job:
             linearization,
             self.config,
             sources=sources,
-            directions=self._directions,
+            terms=self._terms(linearization),
             execution=self.execution,
         ).tolist()
 
-    @property
-    def _directions(self) -> torch.Tensor | None:
-        return None if self.targets.is_all else self.targets.directions
+    def _terms(self, linearization: HuggingFaceLinearization) -> Terms | None:
+        """What is asked of the batch; ``None``: all classes."""
+        if self.targets.is_all or not self.config.head:
+            return None
+        b, classes = linearization.logits.shape
+        return Terms.of_classes(b, classes, self.targets.directions.to(linearization.embedding.device))
 
     def _explanation(
         self,

@@ -47,11 +47,11 @@ def frozen_logits(model: RandomModel, x: Tensor, config: DecompXConfig) -> Tenso
             branch = torch.stack([frozen_op(op, u, config) for op in sublayer.ops]).sum(0)
             x = frozen_norm(sublayer.post_norm, x + frozen_norm(sublayer.out_norm, branch))
     head = model.head(layer.output)
-    y = head.read(x)
+    y = head.read(x)  # [b, 1, d]
     for step in head.steps:
         y = y @ step.weight + step.bias
         if step.activation is not None:
             kind = config.tanh if step.activation == "tanh" else config.activation
             slope, intercept = linear_piece(get_activation(step.activation), step.preactivation, kind)
             y = slope * y + (0 if intercept is None else intercept)
-    return y
+    return y[:, 0]

@@ -229,7 +229,7 @@ class Naive:
                 u = add_bias(u @ array(step.weight), array(step.bias), self.config.bias)
             if step.activation is not None:
                 kind = self.config.tanh if step.activation == "tanh" else self.config.activation
-                zeta = array(step.preactivation, row=True)
+                zeta = array(step.preactivation, row=True)[0]
                 slope, intercept = slope_and_intercept(step.activation, zeta, kind)
                 u = add_bias(u * slope, intercept if kind == "linear" else None, self.config.bias)
             if step.norm is not None:

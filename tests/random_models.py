@@ -8,8 +8,9 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from decompx_fast.activations import get_activation
 from decompx_fast.linearize.evaluate import linearize_head, linearize_layer, restore_layer
-from decompx_fast.linearize.layer import Head, LinearizedLayer
+from decompx_fast.linearize.layer import Head, LinearizedLayer, Terms
 from decompx_fast.linearize.spec import (
     Affine,
     AttentionSpec,
@@ -36,7 +37,9 @@ class RandomModel:
         self.num_layers = len(self.specs)
         self.reads_all = self.position == "mean"
         *_, last = self.layers()
-        self.logits = self.head(last.output).logits
+        self.last = last.output
+        if self.position != "each":
+            self.logits = self.head(last.output).logits
 
     def layers(self) -> Iterator[LinearizedLayer]:
         x = self.embedding
@@ -53,8 +56,20 @@ class RandomModel:
         self.restored.append(layer.index)
         return restore_layer(self.specs[layer.index], layer)
 
-    def head(self, x: Tensor) -> Head:
-        return linearize_head(self.steps, self.position, x)
+    def head(self, x: Tensor, terms: Terms | None = None) -> Head:
+        return linearize_head(self.steps, self.position, x, terms)
+
+    def values(self, terms: Terms) -> Tensor:
+        """``[b, t]``: the whole head on every state, and of that what is asked for."""
+        y = self.last
+        if terms.positions is None:
+            y = y.mean(1, keepdim=True) if self.position == "mean" else y[:, [self.position]]
+        for step in self.steps:
+            y = step.map(y)
+            y = y if step.activation is None else get_activation(step.activation)(y)
+        y = torch.cat([y, y.mean(-1, keepdim=True)], dim=-1)  # the last output is also the one of index -1
+        b = torch.arange(len(y))[:, None]
+        return y[b, 0 if terms.positions is None else terms.positions, terms.outputs]
 
 
 #: Hidden size, heads, size of a head, FFN size.

@@ -30,6 +30,7 @@ from decompx_fast.engines import reference
 from decompx_fast.engines.adjoint import pullback, tape
 from decompx_fast.engines.adjoint import run as adjoint
 from decompx_fast.engines.attribution import Attribution
+from decompx_fast.engines.terms import Terms
 from decompx_fast.errors import InputError, OptionError
 from decompx_fast.linearize import layer as layer_module
 from decompx_fast.linearize.linearization import linearize
@@ -266,7 +267,7 @@ def test_adjoint_directions_are_combinations_of_classes(rule):
     directions = torch.tensor([[1.0, -1, 0], [0.2, 0.3, 0.5], [0, 0, 2], [1, 1, 1]])
     for m in (1, 2, 4):  # less than there are classes, and more
         asked = directions[:m]
-        result = adjoint.attribute(model, config, directions=asked)
+        result = adjoint.attribute(model, config, terms=Terms.of_classes(2, 3, asked))
         expected = torch.einsum("bkc,mc->bkm", every.scores, asked.double())
         assert result.scores.shape == (2, 7, m)
         assert (result.scores - expected).abs().max() < EXACT * expected.abs().max()
@@ -414,8 +415,8 @@ def test_adjoint_refuses_bad_arguments():
     model, config = random_model("post_norm"), DecompXConfig(bias="none")
     for shape in ((3,), (2, 4), (0, 3), (1, 2, 3)):
         with pytest.raises(InputError, match=r"directions has the shape .*give \[m, 3\]"):
-            adjoint.attribute(model, config, directions=torch.zeros(shape))
+            adjoint.attribute(model, config, terms=Terms.of_classes(2, 3, torch.zeros(shape)))
     with pytest.raises(InputError, match="NaN or infinity"):
-        adjoint.attribute(model, config, directions=torch.tensor([[0.0, float("nan"), 0]]))
+        adjoint.attribute(model, config, terms=Terms.of_classes(2, 3, torch.tensor([[0.0, float("nan"), 0]])))
     with pytest.raises(OptionError, match="checkpoint_every=0"):
         adjoint.attribute(model, config, checkpoint_every=0)

@@ -329,7 +329,7 @@ def test_forward_with_networks_as_one_op(monkeypatch, rule, bias):
             elif bias == "on dead neurons":  # of a neuron that reads nothing, the dots are zero and the bias is not
                 into.bias[1:] = 0
                 into.weight[:, 0] = 0
-        linearization.logits = _own_logits(linearization)
+        linearization._values.own = _own_logits(linearization)
     config = DecompXConfig(bias=rule)
     expected = reference.attribute(exact, config).scores
     ours = forward.attribute(single, config, path="direct", backend="native")
@@ -344,7 +344,7 @@ def test_forward_shares_equally_where_attention_gives_nothing():
     for layer in linearization._spec.layers:
         layer[0].ops[0].value.weight.zero_()
         layer[0].ops[0].value.bias.zero_()
-    linearization.logits = _own_logits(linearization)
+    linearization._values.own = _own_logits(linearization)
     for rule in ("absdot", "dot", "equal", "norm"):
         for variant in ("paper", "released"):
             for path in PATHS if rule in FUNCTIONAL_RULES else ("direct",):

@@ -48,7 +48,11 @@ def bias_shares(u: Tensor, bias: Tensor, rule: str) -> Tensor:
     Source: DecompX (ACL 2023), section 3, "bias decomposition", and appendix.
     """
     wide = torch.promote_types(u.dtype, torch.float32)
-    weights = _weights(u.to(wide), bias.to(wide), rule)
+    return shares_by_weights(_weights(u.to(wide), bias.to(wide), rule), u)
+
+
+def shares_by_weights(weights: Tensor, u: Tensor) -> Tensor:
+    """Weights ``[..., k]`` over their sum; where that is zero, equal shares of the vectors ``u`` that are not zero."""
     # The sum of weights may leave the range that each is in; their size does not matter.
     weights, _ = _to_size_one(weights)
     total = weights.sum(-1, keepdim=True)

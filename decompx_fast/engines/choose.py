@@ -19,10 +19,10 @@ from .accuracy import score_error
 from .adjoint import run as adjoint
 from .adjoint.plan import AdjointPlan
 from .attribution import Attribution
-from .dtype_range import finite
 from .forward import run as forward
 from .forward.checks import check_options
 from .forward.plan import ModelShape, plan
+from .terms import Terms
 
 EngineChoice = Literal["auto", "reference", "forward", "adjoint"]
 ENGINES: tuple[EngineChoice, ...] = ("auto", "reference", "forward", "adjoint")
@@ -141,7 +141,7 @@ def measure_error(
     config: DecompXConfig,
     *,
     sources: Tensor | None,
-    directions: Tensor | None,
+    terms: Terms | None,
     execution: Execution,
 ) -> Tensor:
     """What the scores of :func:`attribute` are wrong by, ``[b]``; arguments as there.
@@ -158,7 +158,7 @@ def measure_error(
             plain,
             dtype=torch.float64,
             sources=sources,
-            directions=directions,
+            terms=terms,
             execution=replace(execution, backend="auto"),
         )
 
@@ -201,11 +201,11 @@ def attribute(
     *,
     dtype: torch.dtype | None,
     sources: Tensor | None,
-    directions: Tensor | None,
+    terms: Terms | None,
     execution: Execution,
     positions: Sequence[int] = (),
 ) -> Attribution:
-    """Ask one engine for the scores of some directions over the classes.
+    """Ask one engine for the scores of some columns.
 
     Args:
         engine: from :func:`choose_engine`.
@@ -213,7 +213,7 @@ def attribute(
         config: the options.
         dtype: of the decomposed state, where the engine has one.
         sources: ``[b, i]`` group of each token, or ``None``.
-        directions: ``[m, C]`` float64; ``None`` for the classes themselves.
+        terms: what is asked for; ``None``: all outputs of the head's own reading.
         execution: how the forward engine computes.
         positions: target positions whose vectors are wanted, of the forward engine.
 
@@ -221,25 +221,21 @@ def attribute(
         Scores ``[b, k, m]``; without a head, norms ``[b, k, 1]``.
     """
     if engine == "adjoint":
-        columns = None if directions is None else directions.to(linearization.embedding)
-        result = adjoint.attribute(linearization, config, directions=columns)
+        result = adjoint.attribute(linearization, config, terms=terms)
         return result if sources is None else _grouped(result, sources)
     if engine == "forward":
-        result = forward.attribute(
+        return forward.attribute(
             linearization,
             config,
             dtype=dtype,
             sources=sources,
+            terms=terms,
             positions=positions,
             path=execution.path,
             backend=execution.backend,
             workspace_bytes=execution.workspace_bytes,
         )
-    else:
-        result = reference.attribute(linearization, config, dtype=dtype, sources=sources)
-    if directions is None or not config.head:
-        return result
-    return finite(_select(result, directions), result.scores.dtype)
+    return reference.attribute(linearization, config, dtype=dtype, sources=sources, terms=terms)
 
 
 def _grouped(result: Attribution, sources: Tensor) -> Attribution:
@@ -252,15 +248,3 @@ def _grouped(result: Attribution, sources: Tensor) -> Attribution:
 
     components = {name: group(value) for name, value in result.components.items()}
     return replace(result, scores=group(result.scores), components=components)
-
-
-def _select(result: Attribution, directions: Tensor) -> Attribution:
-    """Directions over the classes, from the scores of all classes; in float64, which no reduced precision touches."""
-
-    def select(values: Tensor) -> Tensor:
-        return (values.double() @ directions.to(values.device).T).to(values.dtype)
-
-    bias_token = None if result.bias_token is None else select(result.bias_token)
-    sites = result.sites and tuple(replace(site, value=select(site.value)) for site in result.sites)
-    components = {name: select(value) for name, value in result.components.items()}
-    return replace(result, scores=select(result.scores), bias_token=bias_token, sites=sites, components=components)

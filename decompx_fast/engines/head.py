@@ -1,33 +1,147 @@
-"""The head on decomposed vectors: few rows, so one way in plain PyTorch serves the engines that carry vectors."""
+"""The head on decomposed vectors: few rows, so one way in plain PyTorch serves the engines that carry vectors.
+
+Rows are ``[b, r, k, d]``: what the head reads, each row by itself. Of a vocabulary only the outputs that are asked for
+are formed; what sharing its bias needs of all of them is told by products of ``d`` (:class:`.layer.WholeMap`).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
 from torch import Tensor
 
 from ..activations import get_activation, linear_piece
 from ..config import DecompXConfig
-from ..linearize.layer import HeadStep
-from .bias import Rule
+from ..errors import OptionError
+from ..linearize.layer import Head, HeadStep, WholeMap
+from .bias import Rule, add_bias, bias_shares, safe_norm, shares_by_weights
+
+#: The rules whose shares do not depend on the vectors of all outputs.
+WEIGHED_BY_NOTHING = ("none", "bias_token", "equal", "cls")
+
+
+def through_head(
+    rows: Tensor,
+    head: Head,
+    config: DecompXConfig,
+    rule_for: Callable[[str], Rule],
+    keep: Callable[[Tensor], None],
+) -> tuple[Tensor, Tensor | None]:
+    """What the head reads, through all of its steps.
+
+    Args:
+        rows: ``[b, r, k, d]``, in float32 at least.
+        head: its steps.
+        config: the options.
+        rule_for: how a rule shares biases among the rows' sources.
+        keep: is given what the first step makes of them.
+
+    Returns:
+        Of the terms ``[b, k, t]``, and the bias token's ``[b, t]`` or ``None``.
+    """
+    before, rule = rows, rule_for(config.bias)
+    for number, step in enumerate(head.steps):
+        before, rows = rows, head_step(step, rows, config, rule)
+        if number == 0:
+            keep(rows)
+    collected = None
+    if config.bias == "bias_token":
+        rows, collected = rows[:, :, :-1], rows[:, :, -1:]
+        if config.bias_token_split is not None:
+            rows = _split(rows, collected, before, head, rule_for(config.bias_token_split))
+            collected = None
+    scores = head.reading.pick(_wanted(rows, head))
+    return scores, None if collected is None else head.reading.pick(_wanted(collected, head)).squeeze(1)
+
+
+def _wanted(rows: Tensor, head: Head) -> Tensor:
+    return rows if head.is_narrow else head.reading.select(rows)
 
 
 def head_step(step: HeadStep, rows: Tensor, config: DecompXConfig, rule: Rule) -> Tensor:
-    """One step ``norm(act(x W + b))`` of a head on the parts ``[b, k, d]`` of its input: ``[b, k, c]``.
+    """One step ``norm(act(x W + b))`` of a head on the parts ``[b, r, k, d]`` of its input: ``[b, r, k, c]``.
 
-    ``rule`` is the configuration's, with its shares ``[b, k]`` at what the head reads where they are known.
+    ``rule`` is the configuration's, with its shares ``[b, r, k]`` at what the head reads where they are known.
     """
     if step.weight is not None:
+        if step.whole is not None:
+            rule = _rule_by_all(rule, rows, step.whole)
         rows = rule.add(rows @ step.weight.to(rows.dtype), step.bias)
     if step.activation is not None:
         slope, intercept = head_piece(step, config)
-        rows = rule.add(rows * slope.unsqueeze(1).to(rows.dtype), intercept)
+        if intercept is not None and step.narrow and config.bias not in WEIGHED_BY_NOTHING:
+            raise OptionError(
+                f"the intercept of a head's last activation, {step.activation!r}, would be shared with "
+                f"bias={config.bias!r} by the vectors over all outputs, which are not formed: use the option "
+                "'zero_origin' for activations, or another rule"
+            )
+        rows = rule.add(rows * slope.unsqueeze(-2).to(rows.dtype), intercept)
     if step.norm is not None:
-        normed = step.norm.linear(rows.unsqueeze(1)).squeeze(1).to(rows.dtype)
-        rows = rule.add(normed, step.norm.bias)
+        rows = rule.add(step.norm.linear(rows).to(rows.dtype), step.norm.bias)
     return rows
 
 
 def head_piece(step: HeadStep, config: DecompXConfig) -> tuple[Tensor, Tensor | None]:
-    """The slope of a step's activation, and its intercept or ``None``; ``[b, c]``."""
+    """The slope of a step's activation, and its intercept or ``None``; ``[b, r, c]``."""
     assert step.activation is not None
     approximation = config.tanh if step.activation == "tanh" else config.activation
     return linear_piece(get_activation(step.activation), step.preactivation, approximation)
+
+
+def _rule_by_all(rule: Rule, rows: Tensor, whole: WholeMap) -> Rule:
+    """The rule with its shares ``[b, r, k]`` in the bias of a map, weighed by the vectors over all of its outputs."""
+    if rule.name in WEIGHED_BY_NOTHING or rule.shares is not None or whole.bias is None:
+        return rule
+    functional = whole.functional(rows.dtype)
+    if rule.name in ("dot", "absdot"):  # b . (x W) = x . (W b)
+        return replace(rule, shares=bias_shares(rows, functional, rule.name))
+    return replace(rule, shares=_Outputs(rows, whole.gram()).shares(functional, rule.name))
+
+
+@dataclass(frozen=True)
+class _Outputs:
+    """The vectors ``x[k] W`` over all outputs, by the rows ``x`` ``[b, r, k, d]`` and ``W W^T``."""
+
+    rows: Tensor
+    gram: Tensor
+
+    def norms(self) -> Tensor:
+        """``|x W|``, ``[b, r, k]``."""
+        size = safe_norm(self.rows)
+        unit = (self.rows / torch.where(size == 0, 1, size).unsqueeze(-1)).double()
+        return (((unit @ self.gram) * unit).sum(-1).clamp_min(0).sqrt() * size).to(self.rows.dtype)
+
+    def shares(self, functional: Tensor, rule: str) -> Tensor:
+        """By ``norm`` or ``abssim``; ``functional`` is ``W c`` of what is shared, ``[d]`` or ``[b, r, d]``."""
+        weights = self.norms()
+        if rule == "abssim":
+            dots = (self.rows @ functional.unsqueeze(-1)).squeeze(-1).abs()
+            weights = torch.where(weights == 0, 0, dots / torch.where(weights == 0, 1, weights))
+        return shares_by_weights(weights, self.rows)
+
+
+def _split(rows: Tensor, collected: Tensor, before: Tensor, head: Head, rule: Rule) -> Tensor:
+    """The collected biases ``[b, r, 1, c]`` shared among the tokens ``[b, r, k, c]``, by the vectors over all outputs.
+
+    Of a narrow step these follow from what enters it, ``before``: the tokens' are ``x[k] W``, the collected
+    ``y W + b``.
+    """
+    step = head.steps[-1]
+    bias = collected.squeeze(2)
+    if not step.narrow or step.whole is None or rule.shares is not None or rule.name in WEIGHED_BY_NOTHING:
+        return add_bias(rows, bias, rule.name, shares=rule.shares)
+    if step.activation is not None:
+        raise OptionError(
+            f"bias_token_split={rule.name!r} weighs by the vectors over all outputs, which are not formed where a head "
+            "ends with an activation: use 'equal' or 'cls', or leave bias_token_split out"
+        )
+    tokens, token = before[:, :, :-1], before[:, :, -1]
+    gram = step.whole.gram()
+    functional = (token.double() @ gram).to(token.dtype) + step.whole.functional(token.dtype)  # [b, r, d]
+    if rule.name in ("dot", "absdot"):
+        shares = bias_shares(tokens, functional, rule.name)
+    else:
+        shares = _Outputs(tokens, gram).shares(functional, rule.name)
+    return add_bias(rows, bias, rule.name, shares=shares)

@@ -21,7 +21,7 @@ from ..linearize.layer import Attention, AttentionPattern, Convolution, Op, Subl
 
 @dataclass(frozen=True)
 class Reach:
-    """The tokens that reach position ``i``: from ``first[i]`` to ``last[i]``, both ``[i]``.
+    """The tokens that reach position ``i``: from ``first[i]`` to ``last[i]``, both ``[i]``; at a head also ``[b, r]``.
 
     A range without holes, whose ends grow along the positions, since what a position attends is one. With hubs
     (:mod:`..linearize.hubs`) these reach every position beside the range, ``hubs`` ``[b, j]``, and are reached by all
@@ -56,6 +56,11 @@ class Reach:
         rows = list(positions)
         whole = None if self.whole is None else self.whole[:, rows].any(1, keepdim=True)
         return Reach(self.first[rows].amin(0, keepdim=True), self.last[rows].amax(0, keepdim=True), self.hubs, whole)
+
+    def at(self, rows: Tensor) -> Reach:
+        """At positions ``[b, r]``, which may differ from item to item."""
+        whole = None if self.whole is None else self.whole.gather(1, rows.to(self.whole.device))
+        return Reach(self.first[rows], self.last[rows], self.hubs, whole)
 
     def through(self, pattern: AttentionPattern) -> Reach | None:
         """What is reached after an attention; all that was before, and more."""
@@ -126,8 +131,12 @@ def equal_shares(reach: Reach | None, member: Tensor, n_sources: int, dtype: tor
 
 
 def equal_shares_at_head(
-    reach: Reach | None, positions: Sequence[int], member: Tensor, n_sources: int, dtype: torch.dtype
+    reach: Reach | None, rows: Tensor | None, member: Tensor, n_sources: int, dtype: torch.dtype
 ) -> Tensor:
-    """The same for what a head reads of ``positions``: ``[b, k]``."""
-    read = None if reach is None else reach.read(positions)
-    return equal_shares(read, member, n_sources, dtype)[:, 0]
+    """The same for what a head reads: positions ``[b, r]``, or ``None`` for the mean of all; ``[b, r, k]``."""
+    if reach is None or rows is None:
+        read = None if reach is None else reach.read(range(member.shape[1]))
+        shares = equal_shares(read, member, n_sources, dtype)[:, :1]
+        return shares if rows is None else shares.expand(-1, rows.shape[1], -1)
+    shares = equal_shares(reach, member, n_sources, dtype)  # [b, i, k]
+    return shares.gather(1, rows.to(shares.device).unsqueeze(-1).expand(-1, -1, n_sources))

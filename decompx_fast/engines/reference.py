@@ -7,6 +7,7 @@ Every function takes the decomposed state ``X`` ``[b, i, k, d]``, where ``sum_k 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -18,8 +19,9 @@ from .accuracy import Conditioning
 from .attribution import Attribution
 from .bias import Rule, safe_norm
 from .dtype_range import check_embedding, check_layer, finite, finite_state
-from .head import head_step
+from .head import through_head
 from .reach import Reach, active_ops, equal_shares, equal_shares_at_head, reach_after, reach_of_convolution
+from .terms import Terms, close, head_for
 
 #: The stages of each kind of sublayer: what it adds, after the residual, after the norm.
 STAGES_OF: dict[str, tuple[str | None, str | None, str | None]] = {
@@ -38,8 +40,9 @@ def attribute(
     *,
     dtype: torch.dtype | None = None,
     sources: Tensor | None = None,
+    terms: Terms | None = None,
 ) -> Attribution:
-    """Decompose the logits of a batch, component by component.
+    """Decompose what a model gives for a batch, component by component.
 
     Args:
         linearization: a model on one batch of equally long inputs.
@@ -47,9 +50,10 @@ def attribute(
         dtype: of the decomposed state; ``None`` for that of the linearisation. The constants (attention weights, norm
             statistics, activation slopes) stay in the dtype of the linearisation.
         sources: ``[b, i]`` int64, the source that each token belongs to, numbered from 0; ``None``: each is its own.
+        terms: what is asked for; ``None``: all outputs of the head's own reading.
 
     Returns:
-        Scores of every class, and the stages that were asked for.
+        Scores of every column (without a head, norms of the row of each term), and the stages that were asked for.
 
     Raises:
         NumericalError: if the numbers leave the range of the dtype; names a wider one.
@@ -87,12 +91,12 @@ def attribute(
         if not vectors or layer.index == linearization.num_layers - 1:
             gap = torch.maximum(gap, (x.sum(2) - layer.output).abs().amax((1, 2)).double())
         last = layer
-    head = linearization.head(last.output)
+    head = head_for(linearization, last.output, terms)
     if config.head:
-        result = _attribute_head(x, head, linearization, config, trace, walk)
+        result = _attribute_head(x, head, linearization, config, terms, trace, walk)
     else:
-        norms = safe_norm(head.read(x)) if rollout is None else head.read(rollout)
-        result = Attribution(norms.unsqueeze(-1), None, gap, trace.stages)
+        norms = safe_norm(head.read(x)) if rollout is None else head.read(rollout)  # [b, r, k]
+        result = Attribution(head.reading.pick_rows(norms.transpose(1, 2)), None, gap, trace.stages)
     return finite(replace(result, expected_error=conditioning.estimate), dtype)
 
 
@@ -132,12 +136,11 @@ class _Walk:
             return Rule(name)
         return Rule(name, equal_shares(reach, self.sources, self._n_sources, torch.float64))
 
-    def rule_at_head(self, head: Head, name: str | None = None) -> Rule:
+    def rule_at_head(self, head: Head, name: str) -> Rule:
         """The same for what the head reads."""
-        name = name or self._config.bias
         if name != "equal":
             return Rule(name)
-        shares = equal_shares_at_head(self._reach, head.positions, self.sources, self._n_sources, torch.float64)
+        shares = equal_shares_at_head(self._reach, head.reading.rows, self.sources, self._n_sources, torch.float64)
         return Rule(name, shares)
 
 
@@ -322,21 +325,20 @@ def _apply_line(a: Tensor, slope: Tensor, intercept: Tensor | None, rule: Rule) 
 
 
 def _attribute_head(
-    x: Tensor, head: Head, linearization: Linearization, config: DecompXConfig, trace: _Trace, walk: _Walk
+    x: Tensor,
+    head: Head,
+    linearization: Linearization,
+    config: DecompXConfig,
+    terms: Terms | None,
+    trace: _Trace,
+    walk: _Walk,
 ) -> Attribution:
-    """The vectors that the head reads through its steps, in float32 at least: ``[b, k, d]`` to ``[b, k, c]``."""
+    """The vectors that the head reads through its steps, in float32 at least: ``[b, r, k, d]`` to ``[b, k, m]``."""
     rows = head.read(x.to(torch.promote_types(x.dtype, torch.float32)))
-    rule = walk.rule_at_head(head)
-    for n, step in enumerate(head.steps):
-        rows = head_step(step, rows, config, rule)
-        if n == 0:
-            trace.keep("pooler", linearization.num_layers - 1, rows)
-    scores, bias_token = rows, None
-    if config.bias == "bias_token":
-        scores, bias_token = rows[:, :-1], rows[:, -1]
-        if config.bias_token_split is not None:
-            split = walk.rule_at_head(head, config.bias_token_split)
-            scores, bias_token = split.add(scores, bias_token), None
-    total = scores.sum(1) if bias_token is None else scores.sum(1) + bias_token
-    gap = (total - linearization.logits).abs().amax(-1).double()
-    return Attribution(scores, bias_token, gap, trace.stages)
+
+    def keep(pooled: Tensor) -> None:
+        alone = terms is None or terms.positions is None
+        trace.keep("pooler", linearization.num_layers - 1, pooled.squeeze(1) if alone else pooled)
+
+    scores, bias_token = through_head(rows, head, config, partial(walk.rule_at_head, head), keep)
+    return close(scores, bias_token, linearization, terms, trace.stages)

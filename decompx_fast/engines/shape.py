@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..config import DecompXConfig
-from ..linearize.layer import Linearization, LinearizedLayer
+from ..linearize.layer import Linearization, LinearizedLayer, Terms
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,9 +52,12 @@ class ModelShape:
     taps: int = 0
 
     @classmethod
-    def from_linearization(cls, linearization: Linearization, layer: LinearizedLayer) -> ModelShape:
-        """The sizes of a model on some input, from one of its layers."""
-        classes = linearization.logits.shape[-1]
+    def from_linearization(
+        cls, linearization: Linearization, layer: LinearizedLayer, terms: Terms | None = None
+    ) -> ModelShape:
+        """The sizes of a model on some input, from one of its layers; where terms are asked for, their columns are
+        its classes."""
+        classes = linearization.logits.shape[-1] if terms is None else terms.count
         d, reads_all = linearization.embedding.shape[-1], linearization.reads_all
         return _read([layer.sublayers], linearization.num_layers, d, classes, reads_all)
 

@@ -14,7 +14,8 @@ head, ``v`` head size, ``c`` class.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import functools
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
@@ -26,6 +27,9 @@ from ..activations import get_activation
 from ..errors import UnsupportedModelError
 from .convolution import Convolution as Convolution  # engines take all that a layer is made of from here
 from .hubs import Hubs
+from .terms import MEAN_OUTPUT as MEAN_OUTPUT
+from .terms import Reading as Reading
+from .terms import Terms as Terms
 
 #: How large a block of attention weights may be. Larger blocks leave the cache of a CPU and gain nothing on a GPU.
 WORKSPACE_BYTES = 64 << 20
@@ -276,15 +280,15 @@ class Attention:
         """Repeat ``[..., g, v]`` to ``[..., h, v]``."""
         return values if self.heads == self.kv_heads else values.repeat_interleave(self.heads // self.kv_heads, dim=-2)
 
-    def bias(self) -> Tensor | None:
+    def bias(self, rows: slice = slice(None)) -> Tensor | None:
         """``b_att = b_V W_O + b_O``, ``[d]``: attention weights sum to 1, so the value bias passes unchanged. Where
-        hubs have a value bias of their own, ``[b, i, d]``."""
+        hubs have a value bias of their own, ``[b, i, d]`` of the positions ``rows``."""
         through = self._through(self.b_value)
         if self.hubs is not None and self.hubs.w_value is not self.w_value:
             of_hubs = self._through(self.hubs.b_value)
             zero = torch.zeros_like(self.w_out[0])
             assert self.hubs.pattern.hubs is not None
-            where = self.hubs.pattern.hubs.where.unsqueeze(-1)
+            where = self.hubs.pattern.hubs.where[:, rows, None]
             through = torch.where(where, zero if of_hubs is None else of_hubs, zero if through is None else through)
         if through is None or self.b_out is None:
             return self.b_out if through is None else through
@@ -444,15 +448,61 @@ class Shelf:
 
 
 @dataclass(frozen=True)
-class HeadStep:
-    """One step of a head on what it reads: ``norm(act(x W + b))``, each part optional.
+class WholeMap:
+    """A map of which only some outputs are formed: what the sharing of its bias needs of all of them.
 
     Attributes:
-        weight: ``[d, c]``, or ``None`` for no map.
-        bias: ``[c]`` or ``None``.
+        weight: ``[d, C]``, in the dtype of the model.
+        bias: ``[C]`` or ``None``.
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def functional(self, dtype: torch.dtype) -> Tensor:
+        """``W b`` ``[d]``: ``b . (x W) = x . (W b)``."""
+        total = self.weight.new_zeros(self.weight.shape[0], dtype=torch.float64)
+        if self.bias is not None:
+            for part in self._parts():
+                total += self.weight[:, part].to(dtype) @ self.bias[part].to(dtype)
+        return total.to(dtype)
+
+    def mean(self, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+        """The map to the mean over all outputs, ``[d]`` and a number."""
+        total = self.weight.new_zeros(self.weight.shape[0], dtype=torch.float64)
+        for part in self._parts():
+            total += self.weight[:, part].double().sum(1)
+        bias = None if self.bias is None else self.bias.double().mean().to(dtype)
+        return (total / self.weight.shape[1]).to(dtype), bias
+
+    def gram(self) -> Tensor:
+        """``W W^T`` ``[d, d]`` float64: ``|x W|^2 = x W W^T x``."""
+        total = self.weight.new_zeros(*[self.weight.shape[0]] * 2, dtype=torch.float64)
+        for part in self._parts():
+            block = self.weight[:, part].double()
+            total += block @ block.T
+        return total
+
+    def _parts(self) -> Iterator[slice]:
+        """Blocks of outputs, so that no other copy of a vocabulary's weights is made."""
+        d, count = self.weight.shape
+        step = max(WORKSPACE_BYTES // (8 * d), 1)
+        for start in range(0, count, step):
+            yield slice(start, min(start + step, count))
+
+
+@dataclass(frozen=True)
+class HeadStep:
+    """One step of a head on the rows that it reads: ``norm(act(x W + b))``, each part optional.
+
+    Attributes:
+        weight: ``[d, c]``, or ``None`` for no map; where each row has outputs of its own, ``[b, r, d, c]``.
+        bias: ``[c]``, ``[b, r, c]`` where the weight is, or ``None``.
         activation: a name, or ``None``.
-        preactivation: ``[b, c]``, the true ``x W + b``.
-        norm: with its ``std`` ``[b, 1]``, or ``None``.
+        preactivation: ``[b, r, c]``, the true ``x W + b``.
+        norm: with its ``std`` ``[b, r]``, or ``None``.
+        narrow: whether these are only the outputs that are asked for.
+        whole: of a narrow step the map that has all outputs.
     """
 
     weight: Tensor | None
@@ -460,28 +510,38 @@ class HeadStep:
     activation: str | None
     preactivation: Tensor
     norm: Norm | None = None
+    narrow: bool = False
+    whole: WholeMap | None = None
 
     @property
     def output(self) -> Tensor:
-        """The true output, ``[b, c]``."""
+        """The true output, ``[b, r, c]``."""
         y = self.preactivation if self.activation is None else get_activation(self.activation)(self.preactivation)
         if self.norm is None:
             return y
-        y = self.norm.linear(y.unsqueeze(1)).squeeze(1)
+        y = self.norm.linear(y)
         return y if self.norm.bias is None else y + self.norm.bias
 
 
 @dataclass(frozen=True)
 class Head:
-    """A head that reads one position, or the mean of several.
+    """A head on the rows that it reads: positions each by itself, or the mean of all.
 
     Attributes:
-        positions: what it reads the mean of, counted from the start.
-        steps: in order; the last yields the logits.
+        reading: which rows, which outputs of each, and in which order they are asked for.
+        n: how many positions the input has.
+        steps: in order; the last yields the logits, or of many only those that are asked for (:attr:`is_narrow`).
     """
 
-    positions: tuple[int, ...]
+    reading: Reading
+    n: int
     steps: tuple[HeadStep, ...]
+
+    @functools.cached_property
+    def positions(self) -> tuple[int, ...]:
+        """The positions that are read of any item of the batch, in their order."""
+        rows = self.reading.rows
+        return tuple(range(self.n)) if rows is None else tuple(sorted(set(rows.flatten().tolist())))
 
     @property
     def position(self) -> int:
@@ -497,16 +557,38 @@ class Head:
             )
         return self.positions[0]
 
-    def read(self, x: Tensor) -> Tensor:
-        """What it reads of the states ``x`` ``[b, i, ...]``: ``[b, ...]``."""
-        if len(self.positions) == 1:
-            return x[:, self.positions[0]]
-        return (x if len(self.positions) == x.shape[1] else x[:, list(self.positions)]).mean(1)
+    def read(self, x: Tensor, held: Sequence[int] | None = None) -> Tensor:
+        """What it reads of the states ``x`` ``[b, i, ...]``: ``[b, r, ...]``.
+
+        Args:
+            held: the positions that ``x`` has, the head's own first; ``None``: all.
+        """
+        rows = self.reading.rows
+        if rows is None:
+            x = x if held is None else x[:, : len(self.positions)]
+            return x.mean(1, keepdim=True)
+        if len(self.positions) == 1 and rows.shape[1] == 1:
+            at = 0 if held is not None else self.positions[0]
+            return x[:, at : at + 1]
+        if held is not None:
+            rows = torch.searchsorted(torch.tensor(self.positions, device=rows.device), rows)
+        return x[torch.arange(len(x), device=x.device)[:, None], rows.to(x.device)]
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether the last step gives only the outputs that are asked for."""
+        return self.steps[-1].narrow
+
+    @property
+    def table(self) -> Tensor:
+        """The outputs asked for of each row, ``[b, r, q]``, as recomputed here."""
+        output = self.steps[-1].output
+        return output if self.is_narrow else self.reading.select(output)
 
     @property
     def logits(self) -> Tensor:
-        """``[b, c]``, as recomputed here."""
-        return self.steps[-1].output
+        """The terms, ``[b, t]``, as recomputed here: without others all logits of the head's own reading."""
+        return self.reading.pick(self.table)
 
 
 class Linearization(Protocol):
@@ -545,6 +627,19 @@ class Linearization(Protocol):
 
     def head(self, x: Tensor) -> Head:
         """The head on the last layer's output ``x`` ``[b, i, d]``, checked against the model's logits."""
+        ...
+
+
+class ReadsTerms(Linearization, Protocol):
+    """A linearisation that can be asked for any terms."""
+
+    def head(self, x: Tensor, terms: Terms | None = None) -> Head:
+        """The head where it is read for these terms, on the last layer's output ``x`` ``[b, i, d]``, checked against
+        the model's own values."""
+        ...
+
+    def values(self, terms: Terms) -> Tensor:
+        """The model's own values of the terms, ``[b, t]``, in the dtype of the computation."""
         ...
 
 

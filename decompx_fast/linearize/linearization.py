@@ -10,18 +10,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import InputError, NumericalError, UnsupportedModelError
-from .evaluate import linearize_head, linearize_layer, restore_layer
+from .evaluate import Read, linearize_head, linearize_layer, read_terms, restore_layer
 from .families import FAMILIES
 from .families.unsupported import UNSUPPORTED
 from .layer import Head, LinearizedLayer
 from .model_run import ModelRun, check_embedding_mode, plain_mode, run_model, undisturbed
 from .record import Record
 from .spec import Context, InputLimits, ModelSpec
+from .terms import Terms
+from .values import ModelValues
 
 #: Largest accepted gap between a recomputed state and the model's own, per position, relative to the norm of the state.
 #: The recomputation runs from the embeddings on, so it collects the rounding of all layers: about 1e-6 is usual in
@@ -79,6 +83,20 @@ def find_family(model: nn.Module) -> Callable[[nn.Module], ModelSpec]:
     raise UnsupportedModelError(f"{type(model).__name__} cannot be explained yet: {supported}")
 
 
+def find_classifier(model: nn.Module) -> None:
+    """Whether this is a sequence classifier: the other heads are read where the caller says.
+
+    Raises:
+        UnsupportedModelError: as for :func:`find_family`, or if it has another head.
+    """
+    find_family(model)
+    if not any(cls.__name__.endswith("ForSequenceClassification") for cls in type(model).__mro__):
+        raise UnsupportedModelError(
+            f"{type(model).__name__} cannot be explained yet: supported are "
+            f"{', '.join(name for name in supported_architectures() if name.endswith('ForSequenceClassification'))}"
+        )
+
+
 def describe(model: nn.Module) -> ModelSpec:
     """The model's parts as data: views on its weights, read anew at each call, so that nothing goes stale.
 
@@ -105,16 +123,42 @@ class Recomputed:
     """The layers of a model on some embedding, in its dtype, computed from the weights and compared with nothing.
 
     To measure what a computation in one precision is wrong by; satisfies
-    :class:`decompx_fast.linearize.layer.Linearization`, but for ``logits``, which are those of the model itself.
+    :class:`decompx_fast.linearize.layer.ReadsTerms`, but for ``logits`` and ``values``, which are those of the model
+    itself.
     """
 
-    def __init__(self, spec: ModelSpec, contexts: Sequence[Context], embedding: Tensor, logits: Tensor) -> None:
+    def __init__(
+        self, spec: ModelSpec, contexts: Sequence[Context], embedding: Tensor, values: ModelValues, read: Read
+    ) -> None:
         self._spec = spec
+        self._values = values
+        self._read = read
         self.contexts = contexts
         self.embedding = embedding
-        self.logits = logits.to(embedding.dtype)
         self.num_layers = len(spec.layers)
         self.reads_all = spec.read == "mean"
+
+    @property
+    def logits(self) -> Tensor:
+        """``[b, c]``, the model's own, of the head's own reading.
+
+        Raises:
+            InputError: if the head reads each position by itself.
+        """
+        if self._values.own is None:
+            raise InputError(
+                "this model has outputs at each position, and no logits of the whole input: ask for values(terms)"
+            )
+        return self._values.own.to(self.embedding.dtype)
+
+    def values(self, terms: Terms) -> Tensor:
+        """The model's own values of the terms, ``[b, t]``, in the dtype of the computation.
+
+        Raises:
+            InputError: for positions or outputs that do not exist.
+        """
+        reading = read_terms(self._spec.head, self._read, self.embedding, terms)
+        return reading.pick(self._values.at(reading, self.embedding.dtype))
 
     def layers(self) -> Iterator[LinearizedLayer]:
         """Yield the layers in order."""
@@ -132,26 +176,36 @@ class Recomputed:
         """A layer again of which only :meth:`LinearizedLayer.without_constants` was kept."""
         return restore_layer(self._spec.layers[layer.index], layer, self.contexts[layer.index])
 
-    def head(self, x: Tensor) -> Head:
-        """The head on the last layer's output ``x`` ``[b, i, d]``."""
-        return linearize_head(self._spec.head, self._spec.read, x)
+    def head(self, x: Tensor, terms: Terms | None = None) -> Head:
+        """The head where it is read for these terms, on the last layer's output ``x`` ``[b, i, d]``."""
+        return linearize_head(self._spec.head, self._read, x, terms)
 
 
 class HuggingFaceLinearization(Recomputed):
     """A model on one batch of equally long inputs without padding, as a stream of linearised layers.
 
-    Satisfies :class:`decompx_fast.linearize.layer.Linearization`.
+    Satisfies :class:`decompx_fast.linearize.layer.ReadsTerms`.
 
     Attributes:
         embedding: ``[b, i, d]``, the output of the embedding block, in the dtype of the computation.
-        logits: ``[b, c]``, the model's own.
         num_layers: number of layers.
         max_gap: the largest gap seen so far between a recomputed state, or the checked step of a recorded layer, and
             the model's own, relative.
     """
 
-    def __init__(self, spec: ModelSpec, run: ModelRun, dtype: torch.dtype, record: Record | None = None) -> None:
-        super().__init__(spec, run.contexts, run.states[0].to(dtype), run.logits)
+    def __init__(
+        self,
+        spec: ModelSpec,
+        run: ModelRun,
+        dtype: torch.dtype,
+        record: Record | None = None,
+        *,
+        read: Read | None = None,
+        values: ModelValues | None = None,
+    ) -> None:
+        read = own_read(spec, {}) if read is None else read
+        values = ModelValues(None, spec, run, read) if values is None else values
+        super().__init__(spec, run.contexts, run.states[0].to(dtype), values, read)
         self._record = record
         self._run = run
         self._dtype = dtype
@@ -200,16 +254,26 @@ class HuggingFaceLinearization(Recomputed):
 
     def again(self, embedding: Tensor) -> Recomputed:
         """The same model on another embedding ``[b, i, d]``, in its dtype, unchecked."""
-        return Recomputed(self._spec, self.contexts, embedding, self.logits)
+        return Recomputed(self._spec, self.contexts, embedding, self._values, self._read)
 
-    def head(self, x: Tensor) -> Head:
-        """The head on the last layer's output ``x`` ``[b, i, d]``, checked against the model's logits."""
-        head = super().head(x)
+    def outputs(self, positions: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        """The model's own outputs at positions ``[b, p]``, in blocks of positions ``[b, ., C]``: a vocabulary's are
+        never held for all of them. For models that have outputs at each position."""
+        return self._values.blocks(positions)
+
+    def head(self, x: Tensor, terms: Terms | None = None) -> Head:
+        """The head where it is read for these terms, on the last layer's output ``x`` ``[b, i, d]``, checked against
+        the model's own values of all outputs that are formed."""
+        head = super().head(x, terms)
         # Logits can cancel to nearly nothing, so their gap is measured against the vector they are read from.
         before = head.read(x) if len(head.steps) == 1 else head.steps[-2].output
         weight = head.steps[-1].weight
-        size = before.norm(dim=-1) * (1 if weight is None else weight.norm(dim=0).max())
-        self._check(head.logits, self._run.logits, "the head", size)
+        size = before.norm(dim=-1) * (1 if weight is None else weight.norm(dim=-2).amax(-1))  # [b, r]
+        if head.is_narrow or head.reading.outputs is None:
+            ours, reading = head.table, head.reading
+        else:
+            ours, reading = head.steps[-1].output, replace(head.reading, outputs=None)
+        self._check(ours, self._values.at(reading, ours.dtype), "the head", size)
         return head
 
     def _check(self, ours: Tensor, theirs: Tensor, where: str, size: Tensor | None = None) -> None:
@@ -220,7 +284,7 @@ class HuggingFaceLinearization(Recomputed):
         if not gap <= tolerance:
             raise UnsupportedModelError(
                 f"{where} does not compute what its architecture says: recomputed from its weights it differs by "
-                f"{gap:.1e} of its size (accepted: {tolerance:.0e} in {self._run.logits.dtype}). A module was probably "
+                f"{gap:.1e} of its size (accepted: {tolerance:.0e} in {self.model_dtype}). A module was probably "
                 "replaced, hooked or patched, or trained meanwhile; this model cannot be explained exactly, so it is "
                 "refused"
             )
@@ -233,8 +297,23 @@ class HuggingFaceLinearization(Recomputed):
         return max(tolerance, TF32_TOLERANCE) if tf32 and torch.float32 in dtypes else tolerance
 
 
+def own_read(spec: ModelSpec, inputs: Mapping[str, Tensor]) -> Read:
+    """What the head of a model reads by itself of these inputs."""
+    if not callable(spec.read):
+        return spec.read
+    found = spec.read(inputs)
+    if found.ndim != 1 or found.dtype != torch.int64:
+        raise ValueError(f"the positions that the head reads must be int64 [b], got {found.dtype} {list(found.shape)}")
+    return found
+
+
 def linearize(
-    model: nn.Module, inputs: Mapping[str, Tensor], *, dtype: torch.dtype | None = None, record: bool = False
+    model: nn.Module,
+    inputs: Mapping[str, Tensor],
+    *,
+    dtype: torch.dtype | None = None,
+    record: bool = False,
+    read: int | Literal["mean", "each"] | None = None,
 ) -> HuggingFaceLinearization:
     """Run the model on a batch without padding and describe it as linearised layers.
 
@@ -251,6 +330,7 @@ def linearize(
             each a second time from its weights. Sooner done, but the constants of several layers are held, up to
             :data:`.layer.KEEP_BYTES`, and the states within each layer; for the adjoint engine, which needs them all,
             and for short inputs. Of no effect where the model computes in another dtype than ``dtype``.
+        read: what is read of a model without a head: a position, ``"mean"`` or ``"each"``.
 
     Returns:
         The linearisation; its layers are computed and checked as they are iterated.
@@ -260,7 +340,7 @@ def linearize(
         NumericalError: for NaN or infinity in the weights or in the outputs.
         InputError: if the inputs are on another device than the model.
     """
-    model = unwrap(model)
+    users = model = unwrap(model)
     find_family(model)
     device = only_device(model)
     for name, tensor in inputs.items():
@@ -278,15 +358,27 @@ def linearize(
         run = run_model(model, spec, inputs, listener)
         if renewed:  # such hooks may have made other weights than those that were there before the run
             spec = describe(model)
+        spec = _reading(spec, read)
+        positions = own_read(spec, inputs)
+        values = ModelValues(users, spec, run, positions, model)
         check_embedding_mode(model, spec.layer_modules)
         if run.states[0].dtype not in TOLERANCE:
             raise UnsupportedModelError(f"the model computes in {run.states[0].dtype}: use one of {list(TOLERANCE)}")
-        _check_finite(model, run)
+        _check_finite(model, run, values.own)
     if dtype is None:
         dtype = torch.float64 if run.states[0].dtype == torch.float64 else torch.float32
     if dtype not in (torch.float32, torch.float64):
         raise InputError(f"dtype={dtype}: the linearisation is computed in torch.float32 or torch.float64")
-    return HuggingFaceLinearization(spec, run, dtype, listener)
+    return HuggingFaceLinearization(spec, run, dtype, listener, read=positions, values=values)
+
+
+def _reading(spec: ModelSpec, read: int | Literal["mean", "each"] | None) -> ModelSpec:
+    """The description with what the caller wants to be read, where that is for the caller to say."""
+    if read is None:
+        return spec
+    if any(step.map is not None for step in spec.head):
+        raise InputError(f"read={read!r}: this model has a head, which says what is read; leave it out")
+    return replace(spec, read=read)
 
 
 def only_device(model: nn.Module) -> torch.device:
@@ -304,9 +396,11 @@ def only_device(model: nn.Module) -> torch.device:
     return next(iter(devices))
 
 
-def _check_finite(model: nn.Module, run: ModelRun) -> None:
+def _check_finite(model: nn.Module, run: ModelRun, logits: Tensor | None) -> None:
     # What is not finite at one position stays so there, and the head may read another.
-    ends = run.logits.double().abs().sum() + run.states[-1].double().abs().sum()
+    ends = run.states[-1].double().abs().sum()
+    if logits is not None:
+        ends = logits.double().abs().sum() + ends
     if math.isfinite(ends.item()):
         return
     for name, parameter in model.named_parameters():
@@ -319,7 +413,7 @@ def _check_finite(model: nn.Module, run: ModelRun) -> None:
                 f"the output of {name} holds NaN or infinity in {state.dtype}: load the model in a wider dtype, "
                 "for example torch.float32"
             )
-    raise NumericalError(f"the logits hold NaN or infinity in {run.logits.dtype}: load the model in a wider dtype")
+    raise NumericalError(f"the logits hold NaN or infinity in {run.states[-1].dtype}: load the model in a wider dtype")
 
 
 def input_limits(model: nn.Module) -> InputLimits:

@@ -88,12 +88,27 @@ class ModelRun:
     Attributes:
         states: ``states[0]`` is the embedding, ``states[n + 1]`` the state after layer ``n``.
         contexts: what each layer was called with besides the state.
-        logits: ``[b, c]``.
+        outputs: what the head gave, ``[b, c]``; ``None`` where the model was run without it.
+        final: ``[b, i, d]``, what the model hands to its head; ``None`` where that was run with it.
     """
 
     states: list[Tensor]
     contexts: list[Context]
-    logits: Tensor
+    outputs: Tensor | None
+    final: Tensor | None = None
+
+    @property
+    def logits(self) -> Tensor:
+        """``[b, c]``.
+
+        Raises:
+            UnsupportedModelError: if the model has no one row of logits for each input.
+        """
+        if self.outputs is None:
+            raise UnsupportedModelError(
+                "the head of this model is no sequence classifier's: it has no logits [b, c], but outputs by position"
+            )
+        return self.outputs
 
 
 class _Listener:
@@ -164,6 +179,8 @@ def run_model(
     """
     if spec.prepare is not None:
         spec.prepare(model, inputs)
+    if spec.backbone is not None:
+        _check_not_run(model, spec.backbone)
     n_tokens = next((tensor.shape[1] for tensor in inputs.values() if tensor.ndim > 1), 0)
     listener = _Listener(spec, n_tokens, record)
     with ExitStack() as hooks:
@@ -175,12 +192,14 @@ def run_model(
             hooks.callback(module.register_forward_hook(listener.note_product).remove)
         # Where a configuration asks for these, transformers would leave hooks of its own on the model.
         unwanted = {"output_attentions": False, "output_hidden_states": False}
-        output = model(**inputs, **unwanted, return_dict=True)
-    logits = getattr(output, "logits", None)
-    if not isinstance(logits, Tensor) or logits.ndim != 2:
+        output = (spec.backbone or model)(**inputs, **unwanted, return_dict=True)
+    found = getattr(output, "logits" if spec.outputs_of is None else "last_hidden_state", None)
+    shape, kind = ("[b, c]", "sequence classifier") if spec.outputs_of is None else ("[b, i, d]", "encoder")
+    if not isinstance(found, Tensor) or found.ndim != (2 if spec.outputs_of is None else 3):
+        wanted = "logits" if spec.outputs_of is None else "states"
         raise UnsupportedModelError(
-            f"the forward pass of this {type(model).__name__} gave no logits of the shape [b, c], but "
-            f"{shown(output)}: it is no sequence classifier as transformers has it"
+            f"the forward pass of this {type(model).__name__} gave no {wanted} of the shape {shape}, but "
+            f"{shown(output)}: it is no {kind} as transformers has it"
         )
     count, run = len(spec.layers), len(listener.contexts)
     if len(listener.states) != count + 1 or run != count:
@@ -188,7 +207,25 @@ def run_model(
             f"this {type(model).__name__} has {count} layers, but {min(run, len(listener.states) - 1)} were run in "
             "its forward pass: it cannot be explained exactly"
         )
-    return ModelRun(listener.states, listener.contexts, logits)
+    outputs, final = (found, None) if spec.outputs_of is None else (None, found)
+    return ModelRun(listener.states, listener.contexts, outputs, final)
+
+
+def _check_not_run(model: nn.Module, backbone: nn.Module) -> None:
+    """Refuse a model that computes more than its modules, of which only the backbone and the head are called.
+
+    Raises:
+        UnsupportedModelError: if it has hooks, or a forward of its own.
+    """
+    if model is backbone:
+        return
+    transformers = type(model).forward.__module__.startswith("transformers.")
+    if model._forward_hooks or model._forward_pre_hooks or "forward" in vars(model) or not transformers:
+        raise UnsupportedModelError(
+            f"this {type(model).__name__} has hooks, or a forward that is not that of transformers: its encoder and "
+            "its head are run by themselves, so that what they add would not be seen. Remove them, or put them on "
+            "the modules inside"
+        )
 
 
 def check_embedding_mode(model: nn.Module, layer_modules: tuple[nn.Module, ...]) -> None:

@@ -208,14 +208,16 @@ class InputLimits:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A whole classifier as data.
+    """A whole model as data.
 
     Attributes:
         layer_modules: the modules that are called with the hidden states, in the order of their calls: one that serves
             as several layers is there as often.
         layers: what each of them computes.
         head: the steps from what is read to the logits.
-        read: the position that the head reads (negative ones count from the end), or ``"mean"`` for all of them.
+        read: the position that the head reads (negative ones count from the end); ``"mean"`` for the mean of all of
+            them; ``"each"`` where it is applied to each position by itself, so that there are outputs at all of them;
+            or a function of the model's inputs that gives the position in each of them, ``[b]``.
         limits: what inputs the model has embeddings for.
         state_modules: whose outputs are the hidden states after the layers; those of ``layer_modules``, but for a
             layer that something else follows: a final norm is the last layer's ``post_norm``, and its module is here.
@@ -227,21 +229,28 @@ class ModelSpec:
             mask that hides nothing: then a copy is kept.
         pads: whether the model adds padding at the end that no position attends, so that its states are longer than
             its inputs: then that is cut off.
+        backbone: what is run where the head is not; ``None``: the model.
+        outputs_of: gives the outputs ``[r, C]`` of the states ``[r, d]`` by the head modules of the model that it is
+            given. ``None``: the model is run with its head, and gives logits ``[b, C]``.
     """
 
     layer_modules: tuple[nn.Module, ...]
     layers: tuple[LayerSpec, ...]
     head: tuple[HeadStepSpec, ...]
-    read: int | Literal["mean"]
+    read: int | Literal["mean", "each"] | Callable[[Mapping[str, Tensor]], Tensor]
     limits: InputLimits
     state_modules: tuple[nn.Module, ...] = ()
     in_float32: bool = False
     prepare: Callable[[nn.Module, Mapping[str, Tensor]], None] | None = None
     in_place: bool = False
     pads: bool = False
+    backbone: nn.Module | None = None
+    outputs_of: Callable[[nn.Module, Tensor], Tensor] | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "state_modules", self.state_modules or self.layer_modules)
+        if self.read == "each" and self.outputs_of is None:
+            raise ValueError("read='each' needs outputs_of: no head is run on all positions")
         for index, layer in enumerate(self.layers):
             _check_convolutions(layer, index)
 
@@ -255,7 +264,7 @@ class ModelSpec:
 
     @property
     def classes(self) -> int:
-        """How many logits the head gives."""
+        """How many outputs the head gives."""
         maps = [step.map for step in self.head if step.map is not None]
         return maps[-1].weight.shape[1] if maps else self.width
 

@@ -20,7 +20,8 @@ class Ledger:
         scores: ``[b, m, k]``, of the tokens themselves.
         bias_token: ``[b, m]`` or ``None``.
         layer, reach: where :meth:`add` is: index of the layer (-1: the head), sources with a vector.
-        beyond: ``[k]``, True for sources after those that the head reaches, or ``None`` if there are none.
+        beyond: ``[k]`` or ``[b, m, k]``, True for sources after those that the head reaches, or ``None`` if there are
+            none.
         components: ``"name.layer"`` to ``[b, k, m]``, as :class:`Attribution` says.
     """
 
@@ -56,25 +57,34 @@ class Ledger:
         if self.reach is None:
             self._steps[..., 0] += share.sum(-1) / self.scores.shape[-1]
             return
-        first, end = self.reach.first[rows], self.reach.last[rows] + 1
+        first, end = self.reach.first[..., rows], self.reach.last[..., rows] + 1
+        if first.ndim == 2:  # positions of each item's own, [b, i]
+            first, end = first.unsqueeze(1), end.unsqueeze(1)
         if self.reach.hubs is None or self.reach.whole is None:
             each = share / (end - first)
         else:
             each = self._share_with_hubs(share, first, end, self.reach.hubs, self.reach.whole[:, rows])
-        self._steps.index_add_(-1, first, each)
-        self._steps.index_add_(-1, end, each, alpha=-1)
+        first, end = first.expand_as(share), end.expand_as(share)
+        self._steps.scatter_add_(-1, first, each)
+        self._steps.scatter_add_(-1, end, -each)
 
     def _share_with_hubs(self, share: Tensor, first: Tensor, end: Tensor, hubs: Tensor, whole: Tensor) -> Tensor:
         """Give hubs outside of a range, and all tokens where all reach a position, their parts of ``share``
-        ``[b, m, i]``; what is left for each token of the ranges ``[i]``, ``[b, m, i]``."""
-        whole = whole.unsqueeze(1)
-        self._steps[..., 0] += (share * whole).sum(-1) / self.scores.shape[-1]
-        share = share.masked_fill(whole, 0)
+        ``[b, m, i]``; what is left for each token of the ranges, ``[b, m, i]``.
+
+        Args:
+            share: what is to be shared at each position.
+            first, end: of the ranges, ``[i]`` or ``[b, 1, i]``.
+            hubs: ``[b, j]``.
+            whole: ``[b, i]``, where all reach a position.
+        """
+        self._steps[..., 0] += (share * whole.unsqueeze(1)).sum(-1) / self.scores.shape[-1]
+        share = share.masked_fill(whole.unsqueeze(1), 0)
         tokens = hubs.any(0).nonzero().flatten()  # [h]
-        outside = (tokens < first[:, None]) | (tokens >= end[:, None])  # [i, h]
-        outside = outside & hubs[:, None, tokens]  # [b, i, h]
-        each = share / (end - first + outside.sum(-1)).unsqueeze(1)
-        given = each @ outside.to(each.dtype)  # [b, m, h]
+        outside = (tokens < first.unsqueeze(-1)) | (tokens >= end.unsqueeze(-1))
+        outside = outside & hubs[:, None, None, tokens]  # [b, 1, i, h]
+        each = share / (end - first + outside.sum(-1))
+        given = (each.unsqueeze(-2) @ outside.to(each.dtype)).squeeze(-2)  # [b, m, h]
         self._steps.index_add_(-1, tokens, given)
         self._steps.index_add_(-1, tokens + 1, given, alpha=-1)
         return each

@@ -130,8 +130,8 @@ def pull_attention(op: Attention, g: Tensor, rows: slice, ledger: BiasLedger, *,
         value_bias_rides: whether the value bias of position ``j`` is token ``j``'s own (the released code, in its
             first layer); else ``b_V W_O + b_O`` is one bias of the target position.
     """
-    bias = op.b_out if value_bias_rides and op.has_value_bias else op.bias()
-    ledger.add("attention", g, bias if bias is None or bias.ndim == 1 else bias[:, rows], rows)
+    rides = value_bias_rides and op.has_value_bias
+    ledger.add("attention", g, op.b_out if rides else op.bias(rows), rows)
     mixed = (g @ op.w_out.T).unflatten(-1, (op.heads, -1))  # [b, m, i, h, v]
     out: Tensor | None = None
     for part in op.parts:
@@ -190,14 +190,18 @@ def _pull_heads(pattern: AttentionPattern, g: Tensor, rows: slice, most_bytes: i
 
 
 def pull_head_step(step: HeadStep, place: str, g: Tensor, config: DecompXConfig, ledger: BiasLedger) -> Tensor:
-    """Back through one step ``norm(act(x W + b))`` of a head; ``[b, m, 1, c]`` to ``[b, m, 1, d]``."""
-    rows = slice(0, 1)
+    """Back through one step ``norm(act(x W + b))`` of a head; ``[b, m, r, c]`` to ``[b, m, r, d]``."""
+    rows = slice(0, g.shape[2])
     if step.norm is not None:
         ledger.add(f"{place}.norm", g, step.norm.bias, rows)
         g = pull_norm(step.norm, g, rows)
     if step.activation is not None:
         slope, intercept = head_piece(step, config)
-        ledger.add(f"{place}.intercept", g, None if intercept is None else intercept[:, None], rows)
-        g = g * slope[:, None, None]
+        ledger.add(f"{place}.intercept", g, intercept, rows)
+        g = g * slope.unsqueeze(1)
     ledger.add(place, g, step.bias, rows)
-    return g if step.weight is None else g @ step.weight.T
+    if step.weight is None:
+        return g
+    if step.weight.ndim == 2:
+        return g @ step.weight.T
+    return torch.einsum("bmrc,brdc->bmrd", g, step.weight)

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from ...config import LINEAR_BIAS_RULES, DecompXConfig
-from ...errors import InputError, OptionError
+from ...errors import OptionError
 from ...linearize.layer import (
     Attention,
     Convolution,
@@ -41,13 +41,14 @@ from ...linearize.layer import (
 )
 from ..accuracy import Conditioning
 from ..attribution import Attribution, SiteShare
-from ..bias import add_bias
 from ..blocks import blocks
 from ..dtype_range import finite
 from ..reach import Reach, active_ops, reach_after, reach_of_convolution
+from ..terms import Terms, largest_gap
 from .ledger import Ledger
 from .pullback import pull_attention, pull_convolution, pull_feed_forward, pull_head_step, pull_norm
 from .tape import Tape
+from .wanted import Wanted
 
 
 @torch.no_grad()
@@ -55,7 +56,7 @@ def attribute(
     linearization: Linearization,
     config: DecompXConfig,
     *,
-    directions: Tensor | None = None,
+    terms: Terms | None = None,
     sites: bool = True,
     checkpoint_every: int | None = None,
 ) -> Attribution:
@@ -86,35 +87,26 @@ def attribute(
     Source: DecompX (ACL 2023), section 3, where its biases are shared by known numbers.
     """
     _check_options(config, checkpoint_every)
-    x, logits = linearization.embedding, linearization.logits
-    wanted = _check_directions(directions, logits)
-    classes = torch.eye(logits.shape[1], dtype=x.dtype, device=x.device)
-    # A split is weighed by the vectors over all classes. And many directions are cheaper had from the classes.
-    by_class = wanted is None or config.bias_token_split is not None or len(wanted) >= len(classes)
-    pulled = classes if wanted is None or by_class else wanted
-
-    tape = Tape(linearization, config, checkpoint_every)
-    parts = list(blocks(len(pulled), directions_at_once(x.shape[0], x.shape[1], x.shape[2], x.element_size())))
+    x = linearization.embedding
+    tape = Tape(linearization, config, checkpoint_every, terms)
+    wanted = Wanted.of(tape.head, terms, config.bias_token_split, x)
+    parts = list(blocks(wanted.count, directions_at_once(x.shape[0], x.shape[1], x.shape[2], x.element_size())))
     conditioning = Conditioning(x.dtype)
     found = [
-        _pull(tape, pulled[part], x, config, conditioning, sites=sites, first=n == 0, last=n == len(parts) - 1)
+        _pull(tape, wanted.pulled(part), x, config, conditioning, sites=sites, first=n == 0, last=n == len(parts) - 1)
         for n, part in enumerate(parts)
     ]
     scores, bias_token, shares, components = _side_by_side(found)
     if config.bias_token_split is not None:
         shares_at_head = tape.equal_shares_at_head() if config.bias_token_split == "equal" else None
-        scores, bias_token = add_bias(scores, bias_token, config.bias_token_split, shares=shares_at_head), None
-    if by_class and wanted is not None:
-        components = {name: value @ wanted.T for name, value in components.items()}
-        scores, bias_token = scores @ wanted.T, None if bias_token is None else bias_token @ wanted.T
-        shares = [SiteShare(share.layer, share.place, share.value @ wanted.T) for share in shares]
-    total = scores.sum(1) if bias_token is None else scores.sum(1) + bias_token
-    truth = logits if wanted is None else logits @ wanted.T
-    gap = (total - truth).abs().amax(-1).double()
+        scores, bias_token = wanted.split(scores, bias_token, config.bias_token_split, shares_at_head), None
+    scores, bias_token = wanted.combine(scores), None if bias_token is None else wanted.combine(bias_token)
+    components = {name: wanted.combine(value) for name, value in components.items()}
+    shares = [SiteShare(share.layer, share.place, wanted.combine(share.value)) for share in shares]
     result = Attribution(
         scores.contiguous(),
         bias_token,
-        gap,
+        largest_gap(scores, bias_token, linearization, terms),
         sites=tuple(shares) if sites else None,
         components=components,
         expected_error=conditioning.estimate,
@@ -151,8 +143,8 @@ def _pull(
     first: bool,
     last: bool,
 ) -> _Pulled:
-    """Some directions ``[m, c]`` back through the whole model; whether that reads the tape first, or last."""
-    ledger = Ledger(x.shape[0], len(directions), x.shape[1], config, like=x, keep_sites=sites)
+    """Some directions ``[b, m, r, c]`` back through the whole model; whether that reads the tape first, or last."""
+    ledger = Ledger(x.shape[0], directions.shape[1], x.shape[1], config, like=x, keep_sites=sites)
     g, rows = _pull_head(tape, directions, config, ledger)
     for layer, reach in tape.backwards(keep=not last):
         if first:
@@ -200,39 +192,30 @@ def _check_options(config: DecompXConfig, checkpoint_every: int | None) -> None:
         raise OptionError(f"checkpoint_every={checkpoint_every!r}: give a whole number from 1, or None")
 
 
-def _check_directions(directions: Tensor | None, logits: Tensor) -> Tensor | None:
-    if directions is None:
-        return None
-    classes = logits.shape[1]
-    if directions.ndim != 2 or directions.shape[1] != classes or len(directions) == 0:
-        raise InputError(
-            f"directions has the shape {tuple(directions.shape)}: give [m, {classes}], that is m directions "
-            f"over the {classes} classes"
-        )
-    directions = directions.to(logits)
-    if not torch.isfinite(directions).all():
-        raise InputError("directions holds NaN or infinity: give finite numbers")
-    return directions
-
-
-def _pull_head(tape: Tape, directions: Tensor, config: DecompXConfig, ledger: Ledger) -> tuple[Tensor, slice]:
-    """From directions ``[m, c]`` to ``dy/d(last state)`` ``[b, m, i, d]``, and the positions ``i`` of it."""
-    b, _, n = ledger.scores.shape
-    positions = list(tape.head.positions)
+def _pull_head(tape: Tape, g: Tensor, config: DecompXConfig, ledger: Ledger) -> tuple[Tensor, slice]:
+    """From directions over the head's outputs ``[b, m, r, c]`` to ``dy/d(last state)`` ``[b, m, i, d]``, and the
+    positions ``i`` of it."""
+    head, n = tape.head, ledger.scores.shape[-1]
+    rows = head.reading.rows
     ledger.layer, ledger.reach = -1, None
-    if tape.reach_of_head is not None:  # what is read is one row, which any of these positions reaches
-        ledger.reach = tape.reach_of_head.read(positions)
-        if ledger.reach.hubs is None:
-            ledger.beyond = torch.arange(n, device=directions.device) > ledger.reach.last
-    g = directions[None, :, None, :].expand(b, -1, -1, -1)
-    for number, step in reversed(list(enumerate(tape.head.steps))):
+    if tape.reach_of_head is not None:
+        # The mean of all is one row, which any of these positions reaches.
+        at = tape.reach_of_head.read(head.positions) if rows is None else tape.reach_of_head.at(rows)
+        last = at.last.expand(len(g), -1).unsqueeze(1)  # [b, 1, r]
+        read = (g != 0).any(-1)  # [b, m, r]
+        ledger.reach = at
+        if at.hubs is None:
+            ledger.beyond = torch.arange(n, device=g.device) > last.where(read, 0).amax(-1, keepdim=True)
+    for number, step in reversed(list(enumerate(head.steps))):
         g = pull_head_step(step, f"head.{number}", g, config, ledger)
-    rows = slice(min(positions), max(positions) + 1)
-    if len(positions) == 1:
-        return g, rows
-    spread = g.new_zeros(b, g.shape[1], rows.stop - rows.start, g.shape[3])
-    spread[:, :, [position - rows.start for position in positions]] = g / len(positions)
-    return spread, rows
+    if rows is None:
+        return g.expand(-1, -1, n, -1) / n, slice(0, n)
+    first, end = head.positions[0], head.positions[-1] + 1
+    if end - first == g.shape[2] == 1:
+        return g, slice(first, end)
+    spread = g.new_zeros(*g.shape[:2], end - first, g.shape[3])
+    spread.scatter_add_(2, (rows.to(g.device) - first)[:, None, :, None].expand_as(g), g)
+    return spread, slice(first, end)
 
 
 def _pull_layer(

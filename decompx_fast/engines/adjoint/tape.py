@@ -10,12 +10,19 @@ from torch import Tensor
 from ...config import DecompXConfig
 from ...linearize.layer import KEEP_BYTES, HoldsLayers, Linearization, LinearizedLayer, Shelf
 from ..reach import Reach, equal_shares_at_head, reach_after
+from ..terms import Terms, head_for
 
 
 class Tape:
     """The forward pass, and what of it is needed on the way back."""
 
-    def __init__(self, linearization: Linearization, config: DecompXConfig, checkpoint_every: int | None) -> None:
+    def __init__(
+        self,
+        linearization: Linearization,
+        config: DecompXConfig,
+        checkpoint_every: int | None,
+        terms: Terms | None = None,
+    ) -> None:
         self._linearization = linearization
         self._every = checkpoint_every or 1
         self._states: dict[int, Tensor] = {}
@@ -35,15 +42,15 @@ class Tape:
             if checkpoint_every is not None and layer.index % checkpoint_every == 0:
                 self._states[layer.index] = layer.input
             output = layer.output
-        self.head = linearization.head(output)
+        self.head = head_for(linearization, output, terms)
         self.reach_of_head = reach
 
     def equal_shares_at_head(self) -> Tensor:
-        """``[b, k]``, an equal share for each token that reaches the position that the head reads."""
+        """``[b, r, k]``, an equal share for each token that reaches the row that the head reads."""
         b, n, _ = self._linearization.embedding.shape
         member = torch.arange(n, device=self._linearization.embedding.device).expand(b, n)
         dtype = self._linearization.embedding.dtype
-        return equal_shares_at_head(self.reach_of_head, self.head.positions, member, n, dtype)
+        return equal_shares_at_head(self.reach_of_head, self.head.reading.rows, member, n, dtype)
 
     def backwards(self, *, keep: bool) -> Iterator[tuple[LinearizedLayer, Reach | None]]:
         """The layers from the last to the first, each with what its input reaches; ``keep``: to be read once more."""

@@ -319,8 +319,7 @@ def attend_row(
             )
             assert isinstance(values, Tensor)
             z[item, 0, sources] = values.transpose(0, 1).flatten(1) @ w_out
-    bias = _remaining_bias(op, ride)
-    bias = bias if bias is None or bias.ndim == 1 else bias[:, position : position + 1]
+    bias = _remaining_bias(op, ride, slice(position, position + 1))
     collector = options.collector(bias, z)
     if collector is not None:
         collector.add(z, slice(0, k))
@@ -385,9 +384,10 @@ def _ride_(values: Tensor, b_value: Tensor, member: Tensor, sources: slice) -> N
     values.addcmul_(own.unsqueeze(-1).to(values.dtype), b_value.to(values.dtype))
 
 
-def _remaining_bias(op: Attention, ride: bool) -> Tensor | None:
-    """The bias that is shared: ``b_O`` alone where the value bias rides with the values."""
-    return op.b_out if ride and op.has_value_bias else op.bias()
+def _remaining_bias(op: Attention, ride: bool, rows: slice = slice(None)) -> Tensor | None:
+    """The bias that is shared: ``b_O`` alone where the value bias rides with the values; of the positions ``rows``
+    where each has its own."""
+    return op.b_out if ride and op.has_value_bias else op.bias(rows)
 
 
 def _constant_through(vector: Tensor, op: Attention) -> Tensor:

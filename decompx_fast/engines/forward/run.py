@@ -20,12 +20,13 @@ from ...linearize.layer import Convolution, Linearization, LinearizedLayer, Norm
 from ...ops.shares import safe_norm
 from ..accuracy import Conditioning
 from ..attribution import Attribution
-from ..bias import Rule, add_bias
+from ..bias import Rule
 from ..blocks import Workspace, blocks, wide
 from ..dtype_range import check_embedding, check_layer, finite, finite_state
-from ..head import head_step
+from ..head import through_head
 from ..reach import Reach, equal_shares, equal_shares_at_head, reach_after, reach_of_convolution
 from ..shape import ModelShape, form_refusal
+from ..terms import Terms, close, head_for
 from .attention import Mixing, attend_, attend_first, attend_row
 from .checks import check_options, check_positions, count_sources
 from .convolution import Convolved, finish_convolution_
@@ -42,12 +43,13 @@ def attribute(
     *,
     dtype: torch.dtype | None = None,
     sources: Tensor | None = None,
+    terms: Terms | None = None,
     positions: Sequence[int] = (),
     path: str = "auto",
     backend: str = "auto",
     workspace_bytes: int | None = None,
 ) -> Attribution:
-    """Decompose the logits of a batch.
+    """Decompose what a model gives for a batch.
 
     Args:
         linearization: a model on one batch of equally long inputs.
@@ -57,6 +59,7 @@ def attribute(
             float32 at least.
         sources: ``[b, i]`` integers, the source that each token belongs to, numbered from 0; ``None``: each is its
             own.
+        terms: what is asked for; ``None``: all outputs of the head's own reading.
         positions: target positions whose vectors after the last layer are kept too, as the stage ``rows``: norms
             ``[b, r, k]`` or vectors ``[b, r, k, d]``, as ``config.stage_output`` says. Few of them cost little: of
             the last layer nothing else is computed.
@@ -68,7 +71,7 @@ def attribute(
             :func:`decompx_fast.engines.memory.default_workspace`.
 
     Returns:
-        Scores of every class, and the stages that were asked for.
+        Scores of every column (without a head, norms of the row of each term), and the stages that were asked for.
 
     Raises:
         OptionError: for what only the reference engine does, or a path that the model or the rule does not have.
@@ -84,7 +87,9 @@ def attribute(
     with torch.no_grad():
         for layer in linearization.layers():
             if run is None:
-                run = _start(linearization, layer, config, dtype, sources, positions, path, backend, workspace_bytes)
+                run = _start(
+                    linearization, layer, config, dtype, sources, terms, positions, path, backend, workspace_bytes
+                )
             run.apply(layer)
         if run is None:
             raise InputError("linearization has no layers")
@@ -98,6 +103,7 @@ def _start(
     config: DecompXConfig,
     dtype: torch.dtype | None,
     sources: Tensor | None,
+    terms: Terms | None,
     positions: Sequence[int],
     path: str,
     backend: str,
@@ -110,7 +116,7 @@ def _start(
     wanted = check_positions(positions, n)
     n_sources = None if sources is None else count_sources(sources, b, n)
     the_plan = plan(
-        ModelShape.from_linearization(linearization, layer),
+        ModelShape.from_linearization(linearization, layer, terms),
         n,
         n_sources,
         b,
@@ -134,7 +140,7 @@ def _start(
         member.to(embedding.device),
         grouped=sources is not None,
     )
-    return _Run(linearization, config, the_plan, workspace, mixing, Sharing(config.bias, backend), dtype, wanted)
+    return _Run(linearization, config, the_plan, workspace, mixing, Sharing(config.bias, backend), dtype, wanted, terms)
 
 
 @dataclass(frozen=True)
@@ -160,6 +166,7 @@ class _Run:
     sharing: Sharing
     dtype: torch.dtype
     positions: tuple[int, ...] = ()
+    terms: Terms | None = None
 
     def __post_init__(self) -> None:
         self.embedding = self.linearization.embedding.to(self.dtype)
@@ -178,7 +185,7 @@ class _Run:
         self.conditioning.note(layer)
         last = layer.index == self.linearization.num_layers - 1
         if last:
-            self.head = self.linearization.head(layer.output)
+            self.head = head_for(self.linearization, layer.output, self.terms)
             self.output = layer.output
         by_operator = self.plan.path == "operator" and form_refusal(layer.sublayers) is None
         parts = segments(layer.sublayers)
@@ -214,12 +221,6 @@ class _Run:
         n_sources = self.plan.costs.k - self.sharing.collects
         shares = equal_shares(reach, self.mixing.member, n_sources, wide(self.dtype))  # [b, i, k]
         return dataclasses.replace(self.sharing, known=shares.flatten(0, 1)[None])
-
-    def _equal_shares_at_head(self) -> Tensor:
-        """The same for what the head reads, ``[b, k]``."""
-        n_sources = self.plan.costs.k - self.sharing.collects
-        positions, member = self.head.positions, self.mixing.member
-        return equal_shares_at_head(self.reach, positions, member, n_sources, wide(self.dtype))
 
     def _segment(self, part: Sequence[_Step], *, first: bool, ride: bool, by_operator: bool) -> None:
         """An attention and everything position-wise after it, for all positions."""
@@ -413,36 +414,29 @@ class _Run:
         return safe_norm(x) if norms else x.clone()
 
     def finish(self) -> Attribution:
-        """The scores at the position that the head reads, in float32 at least."""
-        row = self._read().to(wide(self.dtype))  # [b, k, d]
+        """The scores at the rows that the head reads, in float32 at least."""
+        rows = self._read().to(wide(self.dtype))  # [b, r, k, d]
         if not self.config.head:
             true = self.output if self.held is None else self.output[:, list(self.held)]
-            gap = (self.x.sum(2, dtype=row.dtype) - true).abs().amax((1, 2)).double()
-            return Attribution(safe_norm(row).unsqueeze(-1), None, gap, self.stages)
-        scores, bias_token = self._through_head(row), None
-        if self.sharing.collects:
-            scores, bias_token = scores[:, :-1], scores[:, -1]
-            if self.config.bias_token_split is not None:
-                split = self.config.bias_token_split
-                shares = self._equal_shares_at_head() if split == "equal" else None
-                scores, bias_token = add_bias(scores, bias_token, split, shares=shares), None
-        total = scores.sum(1) if bias_token is None else scores.sum(1) + bias_token
-        gap = (total - self.linearization.logits).abs().amax(-1).double()
-        return Attribution(scores, bias_token, gap, self.stages)
+            gap = (self.x.sum(2, dtype=rows.dtype) - true).abs().amax((1, 2)).double()
+            return Attribution(self.head.reading.pick_rows(safe_norm(rows).transpose(1, 2)), None, gap, self.stages)
+        scores, bias_token = through_head(rows, self.head, self.config, self._rule_at_head, self._keep_pooled)
+        return close(scores, bias_token, self.linearization, self.terms, self.stages)
 
     def _read(self) -> Tensor:
-        """What the head reads, ``[b, k, d]``."""
-        if self.held is not None:
-            return self.x[:, : len(self.head.positions)].mean(1, dtype=wide(self.dtype))
-        if len(self.head.positions) == 1:
-            return self.x[:, self.head.positions[0]]
-        return self.x[:, list(self.head.positions)].mean(1, dtype=wide(self.dtype))
+        """What the head reads, ``[b, r, k, d]``."""
+        if self.head.reading.rows is not None:
+            return self.head.read(self.x, self.held)
+        x = self.x if self.held is None else self.x[:, : len(self.head.positions)]
+        return x.mean(1, keepdim=True, dtype=wide(self.dtype))
 
-    def _through_head(self, x: Tensor) -> Tensor:
-        """``[b, k, d]`` to ``[b, k, c]``."""
-        rule = Rule(self.config.bias, self._equal_shares_at_head() if self.config.bias == "equal" else None)
-        for number, step in enumerate(self.head.steps):
-            x = head_step(step, x, self.config, rule)
-            if number == 0:
-                self._keep("pooler", self.linearization.num_layers - 1, x)
-        return x
+    def _rule_at_head(self, name: str) -> Rule:
+        """How a rule shares biases among the sources of what the head reads."""
+        if name != "equal":
+            return Rule(name)
+        n_sources, rows = self.plan.costs.k - self.sharing.collects, self.head.reading.rows
+        return Rule(name, equal_shares_at_head(self.reach, rows, self.mixing.member, n_sources, wide(self.dtype)))
+
+    def _keep_pooled(self, pooled: Tensor) -> None:
+        alone = self.terms is None or self.terms.positions is None
+        self._keep("pooler", self.linearization.num_layers - 1, pooled.squeeze(1) if alone else pooled)

@@ -50,7 +50,7 @@ class Sharing:
         return {"rule": self.rule if self._by_ops else "none", "backend": self.backend}
 
     def add_(self, x: Tensor, bias: Tensor | None) -> None:
-        """``x[i,k] <- x[i,k] + omega[i,k] bias``, weights taken from ``x`` ``[1, p, k, d]``; ``bias`` is ``[d]`` or
+        """``x[i,k] <- x[i,k] + omega[i,k] bias[i]``, weights taken from ``x`` ``[1, p, k, d]``; ``bias`` is ``[d]`` or
         ``[1, p, d]``."""
         if bias is None or self.rule == "none":
             return
@@ -158,7 +158,10 @@ class Sharing:
 
 @dataclass(frozen=True)
 class PendingBias:
-    """A bias, ``[d]`` or ``[b, i, d]``, still to be added: by ``shares`` ``[b, i, k]`` if known, else by the rule."""
+    """A bias that is still to be added: by ``shares`` ``[b, i, k]`` if they are known, else by the rule.
+
+    It is ``[d]``, or ``[b, i, d]`` where each position has its own.
+    """
 
     vector: Tensor
     shares: Tensor | None = None
@@ -213,7 +216,7 @@ class ShareCollector:
     def _weigh(self, z: Tensor) -> Tensor:
         if self._rule == "norm":
             return safe_norm(z)
-        functional = self._bias.unsqueeze(-2).expand(*z.shape[:2], 1, -1)
+        functional = self._bias.unsqueeze(-2).expand(*z.shape[:2], 1, -1).contiguous()
         dots = functional_dots(z, functional, backend=self._backend).squeeze(-1)
         if self._rule == "abssim":
             return absolute_similarity(z, self._bias, dots)

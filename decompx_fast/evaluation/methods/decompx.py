@@ -78,9 +78,7 @@ def _decompose(problem: Problem, config: DecompXConfig) -> list[Tensor]:
     engine = choose_engine("auto", config, grouped=False)
 
     def score(linearization: Linearization, classes: Tensor) -> Tensor:
-        found = attribute(
-            engine, linearization, config, dtype=None, sources=None, directions=None, execution=Execution()
-        )
+        found = attribute(engine, linearization, config, dtype=None, sources=None, terms=None, execution=Execution())
         if not config.head:
             return found.scores[..., 0]
         index = classes[:, None, None].expand(-1, found.scores.shape[1], 1)

@@ -71,7 +71,7 @@ def attn_lrp(problem: Problem) -> list[Tensor]:
         with plain_autograd(device, grad=True):
             x = linearization.embedding.clone().requires_grad_()
             state = forward(spec.layers, x, linearization.contexts)
-            read = linearization.head(state.detach()).read(state)  # compares with the model's own logits
+            read = linearization.head(state.detach()).read(state)[:, 0]  # compares with the model's own logits
             logit = class_logit(partial(head, spec.head), target)(read)
             relevance = gradient_times_input(logit, x)
             scores.append(relevance[0].double().cpu())

@@ -1,0 +1,82 @@
+"""The model's own numbers at the rows that its head reads: what every column is measured against."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import InputError
+from .evaluate import Read
+from .model_run import ModelRun, plain_mode, undisturbed
+from .spec import ModelSpec
+from .terms import Reading
+
+#: Outputs of so many bytes are in memory at once: a vocabulary's at a few positions.
+OUTPUT_BYTES = 64 << 20
+
+
+class ModelValues:
+    """What the model itself gives for one batch, by its own head modules where it was run without them.
+
+    Attributes:
+        own: ``[b, C]``, the outputs of the head's own reading; ``None`` where it reads each position by itself.
+
+    Args:
+        model: the user's, unwrapped; only for models whose description has ``outputs_of``.
+        spec: its description.
+        run: what it computed.
+        read: what the head reads by itself.
+        copy: the model as it is being run, if it still is.
+    """
+
+    def __init__(
+        self, model: nn.Module | None, spec: ModelSpec, run: ModelRun, read: Read, copy: nn.Module | None = None
+    ) -> None:
+        self._model, self._spec = model, spec
+        self._state = run.states[-1] if run.final is None else run.final
+        self.own: Tensor | None = None
+        if spec.outputs_of is None:
+            self.own = run.logits
+        elif not (isinstance(read, str) and read == "each"):
+            if copy is None:
+                raise ValueError("the outputs of the head's own reading are computed while the model is there")
+            self.own = spec.outputs_of(copy, _read_row(self._state, read))
+
+    def at(self, reading: Reading, dtype: torch.dtype) -> Tensor:
+        """The outputs wanted of each row, ``[b, r, q]``."""
+        if self.own is not None:
+            return reading.select(self.own.to(dtype).unsqueeze(1))
+        rows = reading.rows
+        if rows is None:
+            raise InputError("this model has outputs at each position, and none at their mean")
+        parts = []
+        for block, outputs in self.blocks(rows):
+            some = Reading(None, None if reading.outputs is None else reading.outputs[:, block])
+            parts.append(some.select(outputs.to(dtype)))
+        return torch.cat(parts, dim=1)
+
+    def blocks(self, rows: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        """All outputs at positions ``[b, r]``, in blocks of rows ``[b, ., C]``, in the dtype of the model."""
+        b, count = rows.shape
+        step = max(OUTPUT_BYTES // (b * self._spec.classes * self._state.element_size()), 1)
+        items = torch.arange(b, device=self._state.device)[:, None]
+        for start in range(0, count, step):
+            block = slice(start, min(start + step, count))
+            yield block, self._call(self._state[items, rows[:, block].to(self._state.device)])
+
+    def _call(self, states: Tensor) -> Tensor:
+        """The model's own head on states ``[b, r, d]``, ``[b, r, C]``."""
+        outputs_of = self._spec.outputs_of
+        if outputs_of is None or self._model is None:
+            raise InputError("the head of this model reads by itself: it has no outputs at other positions")
+        with plain_mode(states.device), undisturbed(self._model) as model:
+            return outputs_of(model, states.flatten(0, 1)).unflatten(0, states.shape[:2])
+
+
+def _read_row(state: Tensor, read: Read) -> Tensor:
+    """What a head reads by itself of the states ``[b, i, d]``: ``[b, d]``."""
+    if isinstance(read, Tensor):
+        return state[torch.arange(len(state), device=state.device), read.to(state.device)]
+    return state.mean(1) if isinstance(read, str) else state[:, read]
