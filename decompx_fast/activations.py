@@ -56,6 +56,12 @@ def _scaled_silu(name: str, beta: float) -> Activation:
     return Activation(name, lambda z: torch.sigmoid(beta * z), slope)
 
 
+def _softcap(name: str) -> Activation:
+    """``cap tanh(z / cap)``, called ``softcap:cap``: what keeps the logits of some language models in bounds."""
+    cap = float(name.partition(":")[2])
+    return Activation(name, lambda z: _tanh_theta(z / cap), lambda z: 1 - torch.tanh(z / cap) ** 2)
+
+
 def _step(z: Tensor) -> Tensor:
     return (z > 0).to(z.dtype)
 
@@ -75,6 +81,9 @@ ACTIVATIONS: dict[str, Activation] = {
     "tanh": Activation("tanh", _tanh_theta, lambda z: 1 - torch.tanh(z) ** 2),
 }
 
+#: How the names of caps begin, such as ``softcap:30.0``.
+SOFTCAP = "softcap:"
+
 #: The names that configurations use, and ours.
 ALIASES: dict[str, str] = {
     "gelu_python": "gelu",
@@ -92,6 +101,8 @@ def get_activation(name: str) -> Activation:
     Raises:
         UnsupportedModelError: if it is none of those that can be linearised; lists them.
     """
+    if name.startswith(SOFTCAP):
+        return _softcap(name)
     activation = ACTIVATIONS.get(ALIASES.get(name, name))
     if activation is None:
         known = ", ".join(sorted([*ACTIVATIONS, *ALIASES]))

@@ -140,7 +140,7 @@ def inputs(case: str, batch: int = 2, tokens: int = 11) -> dict[str, torch.Tenso
 
 def test_every_architecture_has_a_case():
     covered = {f"{name}ForSequenceClassification" for name, _ in CASES.values()}
-    assert covered == set(supported_architectures())
+    assert covered == {name for name in supported_architectures() if name.endswith("ForSequenceClassification")}
 
 
 @pytest.mark.parametrize("record", [False, True], ids=["computed", "recorded"])

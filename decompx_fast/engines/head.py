@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ..activations import get_activation, linear_piece
+from ..activations import SOFTCAP, get_activation, linear_piece
 from ..config import DecompXConfig
 from ..errors import OptionError
 from ..linearize.layer import Head, HeadStep, WholeMap
@@ -86,7 +86,8 @@ def head_step(step: HeadStep, rows: Tensor, config: DecompXConfig, rule: Rule) -
 def head_piece(step: HeadStep, config: DecompXConfig) -> tuple[Tensor, Tensor | None]:
     """The slope of a step's activation, and its intercept or ``None``; ``[b, r, c]``."""
     assert step.activation is not None
-    approximation = config.tanh if step.activation == "tanh" else config.activation
+    is_tanh = step.activation == "tanh" or step.activation.startswith(SOFTCAP)
+    approximation = config.tanh if is_tanh else config.activation
     return linear_piece(get_activation(step.activation), step.preactivation, approximation)
 
 

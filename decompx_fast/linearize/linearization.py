@@ -25,7 +25,7 @@ from .model_run import ModelRun, check_embedding_mode, plain_mode, run_model, un
 from .record import Record
 from .spec import Context, InputLimits, ModelSpec
 from .terms import Terms
-from .values import ModelValues
+from .values import ModelValues, check_weights
 
 #: Largest accepted gap between a recomputed state and the model's own, per position, relative to the norm of the state.
 #: The recomputation runs from the embeddings on, so it collects the rounding of all layers: about 1e-6 is usual in
@@ -74,13 +74,20 @@ def find_family(model: nn.Module) -> Callable[[nn.Module], ModelSpec]:
     for cls in type(model).__mro__:
         if cls.__name__ in FAMILIES:
             return FAMILIES[cls.__name__]
-    supported = f"supported are {', '.join(supported_architectures())}"
+    supported = f"supported are {', '.join(_of_the_same_kind(type(model).__name__))}"
     for cls in type(model).__mro__:
         if cls.__name__ in UNSUPPORTED:
             raise UnsupportedModelError(
                 f"{type(model).__name__} cannot be explained exactly: {UNSUPPORTED[cls.__name__]}; {supported}"
             )
     raise UnsupportedModelError(f"{type(model).__name__} cannot be explained yet: {supported}")
+
+
+def _of_the_same_kind(name: str) -> list[str]:
+    """The supported classes with the head of the one that is named so; all of them if there are none."""
+    _, found, head = name.rpartition("For")
+    alike = [one for one in supported_architectures() if found and one.endswith(f"For{head}")]
+    return alike or supported_architectures()
 
 
 def find_classifier(model: nn.Module) -> None:
@@ -403,9 +410,7 @@ def _check_finite(model: nn.Module, run: ModelRun, logits: Tensor | None) -> Non
         ends = logits.double().abs().sum() + ends
     if math.isfinite(ends.item()):
         return
-    for name, parameter in model.named_parameters():
-        if not torch.isfinite(parameter).all():
-            raise NumericalError(f"the weight {name!r} holds NaN or infinity: reload or repair the model")
+    check_weights(model)
     names = ["the embedding", *(f"layer {n}" for n in range(len(run.states) - 1))]
     for name, state in zip(names, run.states, strict=True):
         if not torch.isfinite(state).all():

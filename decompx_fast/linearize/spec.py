@@ -230,6 +230,7 @@ class ModelSpec:
         pads: whether the model adds padding at the end that no position attends, so that its states are longer than
             its inputs: then that is cut off.
         backbone: what is run where the head is not; ``None``: the model.
+        given: what the model's ``forward`` would hand to the backbone besides its own inputs, computed from these.
         outputs_of: gives the outputs ``[r, C]`` of the states ``[r, d]`` by the head modules of the model that it is
             given. ``None``: the model is run with its head, and gives logits ``[b, C]``.
     """
@@ -245,6 +246,7 @@ class ModelSpec:
     in_place: bool = False
     pads: bool = False
     backbone: nn.Module | None = None
+    given: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] | None = None
     outputs_of: Callable[[nn.Module, Tensor], Tensor] | None = None
 
     def __post_init__(self) -> None:

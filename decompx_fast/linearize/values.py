@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from ..errors import InputError
+from ..errors import InputError, NumericalError
 from .evaluate import Read
 from .model_run import ModelRun, plain_mode, undisturbed
 from .spec import ModelSpec
@@ -72,7 +72,11 @@ class ModelValues:
         if outputs_of is None or self._model is None:
             raise InputError("the head of this model reads by itself: it has no outputs at other positions")
         with plain_mode(states.device), undisturbed(self._model) as model:
-            return outputs_of(model, states.flatten(0, 1)).unflatten(0, states.shape[:2])
+            found = outputs_of(model, states.flatten(0, 1)).unflatten(0, states.shape[:2])
+        if not torch.isfinite(found).all():
+            check_weights(self._model)
+            raise NumericalError(f"the outputs hold NaN or infinity in {found.dtype}: load the model in a wider dtype")
+        return found
 
 
 def _read_row(state: Tensor, read: Read) -> Tensor:
@@ -80,3 +84,14 @@ def _read_row(state: Tensor, read: Read) -> Tensor:
     if isinstance(read, Tensor):
         return state[torch.arange(len(state), device=state.device), read.to(state.device)]
     return state.mean(1) if isinstance(read, str) else state[:, read]
+
+
+def check_weights(model: nn.Module) -> None:
+    """Name the weight that is not finite, if one is.
+
+    Raises:
+        NumericalError: if there is one.
+    """
+    for name, parameter in model.named_parameters():
+        if not torch.isfinite(parameter).all():
+            raise NumericalError(f"the weight {name!r} holds NaN or infinity: reload or repair the model")

@@ -13,6 +13,7 @@ from torch import Tensor
 from ...activations import get_activation
 from ..spec import AttentionSpec, Context, HubSpec, LayerSpec, ModelSpec
 from .bert import bert_layer
+from .heads import BARE, PREDICTIONS, TOKENS, headed, in_turn
 from .parts import Module, Parts, embedding_limits, model_spec
 
 
@@ -23,10 +24,11 @@ def sparse_from(config: Module) -> int:
 
 def attend_fully(model: Module, inputs: Mapping[str, Tensor]) -> None:
     """Switch the private copy of a model of blocks to full attention, as its own forward would for a short input."""
-    sparse = model.bert.attention_type != "original_full"
+    encoder = getattr(model, "bert", model)
+    sparse = encoder.attention_type != "original_full"
     if sparse and inputs["input_ids"].shape[1] <= sparse_from(model.config):
         with torch.device("meta"):  # the new modules take over the weights, so none need be drawn
-            model.bert.set_attention_type("original_full")
+            encoder.set_attention_type("original_full")
 
 
 def outer_blocks(n: int, context: Context, *, block: int) -> Tensor | None:
@@ -61,16 +63,30 @@ def bigbird_layer(layer: Parts) -> LayerSpec:
     return replace(attention, ops=(op,)), feed
 
 
-def bigbird(model: Module) -> ModelSpec:
-    """``BigBirdForSequenceClassification``: dense, activation, out_proj."""
-    parts = Parts(model, "", model.config.hidden_size)
-    layers = [parts.below(f"bert.encoder.layer.{n}") for n in range(len(model.bert.encoder.layer))]
-    head = (
-        parts.step("classifier.dense", get_activation(model.config.hidden_act).name),
-        parts.step("classifier.out_proj"),
-    )
-    spec = model_spec(layers, bigbird_layer, head, embedding_limits(parts.below("bert.embeddings")))
+def bigbird_body(model: Module, encoder: str) -> ModelSpec:
+    """The layers, whatever the head; ``encoder`` is where they are in the model."""
+    base = Parts(model, "", model.config.hidden_size).below(encoder)
+    layers = [base.below(f"encoder.layer.{n}") for n in range(len(base["encoder.layer"]))]
+    spec = model_spec(layers, bigbird_layer, (), embedding_limits(base.below("embeddings")))
     return replace(spec, prepare=attend_fully, pads=True)
 
 
-FAMILIES: dict[str, Callable[[Module], ModelSpec]] = {"BigBirdForSequenceClassification": bigbird}
+def bigbird(model: Module) -> ModelSpec:
+    """``BigBirdForSequenceClassification``: dense, activation, out_proj."""
+    spec = bigbird_body(model, "bert")
+    parts, name = Parts(model, "", spec.width), get_activation(model.config.hidden_act).name
+    return replace(spec, head=(parts.step("classifier.dense", name), parts.step("classifier.out_proj")))
+
+
+_POOLER = ("bert.pooler", "bert.activation")
+_HEADS = {
+    "ForTokenClassification": TOKENS,
+    "ForMaskedLM": PREDICTIONS,
+    "ForMultipleChoice": in_turn(_POOLER, ("classifier",), calls=(*_POOLER, "classifier"), read=0),
+    "Model": BARE,
+}
+
+FAMILIES: dict[str, Callable[[Module], ModelSpec]] = {
+    "BigBirdForSequenceClassification": bigbird,
+    **headed("BigBird", bigbird_body, "bert", _HEADS),
+}
