@@ -100,14 +100,22 @@ class Naive:
         return np.stack([add_bias(u, b, self.config.bias) for u, b in zip(x, each, strict=True)])
 
     def layer(self, x: Array, layer: LinearizedLayer, first: bool) -> Array:
+        wide = x
         for sublayer in layer.sublayers:
-            x = self.sublayer(x, sublayer, first)
+            op = sublayer.ops[0]
+            if op.kind not in ("narrow", "widen"):
+                x = self.sublayer(x, sublayer, first, wide)
+                continue
+            mapped = self.biased(x @ array(op.weight), array(op.bias))
+            wide, x = (x, mapped) if op.kind == "narrow" else (wide, wide + mapped)
+            x = self.norm(x, sublayer.post_norm) if self.config.ln2 else x
         return x
 
-    def sublayer(self, x: Array, sublayer: Sublayer, first: bool) -> Array:
+    def sublayer(self, x: Array, sublayer: Sublayer, first: bool, wide: Array) -> Array:
         config = self.config
         norms = config.ln1 if sublayer.has_attention else config.ln2
-        u = self.norm(x, sublayer.pre_norm) if norms else x
+        u = wide if sublayer.reads_wide else x
+        u = self.norm(u, sublayer.pre_norm) if norms else u
         branch, late = np.zeros_like(x), None
         for op in sublayer.ops:
             if isinstance(op, Attention):
@@ -145,7 +153,7 @@ class Naive:
         shape = (op.heads, len(x), len(x))
         added = np.zeros(shape) if p.bias is None else np.broadcast_to(array(p.bias, row=True), shape)
         rides = self.config.variant == "released" and first and op.b_value is not None
-        z, through = np.zeros_like(x), np.zeros(x.shape[-1])
+        z, through = np.zeros((*x.shape[:2], w_out.shape[1])), np.zeros(w_out.shape[1])
         for h in range(op.heads):
             g = h * op.kv_heads // op.heads
             head, group = slice(h * size, (h + 1) * size), slice(g * size, (g + 1) * size)
@@ -159,7 +167,8 @@ class Naive:
             for i in range(len(x)):
                 seen = [j for j in range(len(x)) if not (p.causal and j > i)]
                 seen = [j for j in seen if p.window is None or abs(i - j) < p.window]
-                weights = np.exp([p.scale * query[h, i] @ key[g, j] + added[h, i, j] for j in seen])
+                logits = np.array([p.scale * query[h, i] @ key[g, j] + added[h, i, j] for j in seen])
+                weights = np.exp(logits - logits.max())  # which changes no weight, and is never infinite
                 for weight, j in zip(weights / weights.sum(), seen, strict=True):
                     z[i] = z[i] + weight * values[j] @ w_out[head]
         return z, through + (0 if op.b_out is None else array(op.b_out))

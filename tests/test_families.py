@@ -32,6 +32,7 @@ MODERNBERT = {"local_attention": 6, "global_attn_every_n_layers": 3, "cls_token_
 WITH_BIASES = {"attention_bias": True, "mlp_bias": True, "norm_bias": True, "classifier_bias": True}
 DEBERTA = {"relative_attention": True, "position_biased_input": False}
 
+MOBILEBERT = {"intra_bottleneck_size": 16, "embedding_size": 10, "num_feedforward_networks": 3}
 XLM = {"pad_index": 1, "bos_index": 0, "eos_index": 2}
 
 #: Of each class in transformers, less its prefix: options beside :data:`COMMON`.
@@ -87,6 +88,15 @@ CASES: dict[str, tuple[str, dict]] = {
     "longformer": ("Longformer", {"attention_window": [4, 8, 4], "sep_token_id": 2}),
     "longformer_wide": ("Longformer", {"attention_window": 30, "sep_token_id": 2}),
     "layoutlm": ("LayoutLM", {"max_2d_position_embeddings": 30}),
+    "mobilebert": ("MobileBert", MOBILEBERT),
+    "mobilebert_layer_norm": (
+        "MobileBert",
+        MOBILEBERT | {"normalization_type": "layer_norm", "use_bottleneck_attention": True, "trigram_input": False},
+    ),
+    "mobilebert_plain": (
+        "MobileBert",
+        {"use_bottleneck": False, "num_feedforward_networks": 2, "embedding_size": 10, "classifier_activation": False},
+    ),
     "nomic": ("NomicBert", {}),
     "gte": ("Gte", {}),
     "jina": ("JinaEmbeddingsV3", {}),
@@ -124,6 +134,8 @@ def classifier(case: str, seed: int = 0, dtype: torch.dtype = torch.float64) -> 
     with torch.no_grad():
         for path, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+            if name == "MobileBert":  # without norms states grow, and then attention would be of one token alone
+                noise = noise / 3
             gain = 1 if parameter.ndim == 1 and path.endswith("weight") else 0
             parameter.copy_(gain + 0.3 * noise)
     return model

@@ -17,7 +17,16 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..linearize.layer import Attention, AttentionPattern, Convolution, Linearization, LinearizedLayer, Norm, Sublayer
+from ..linearize.layer import (
+    Attention,
+    AttentionPattern,
+    Convolution,
+    Linearization,
+    LinearizedLayer,
+    Norm,
+    StateMap,
+    Sublayer,
+)
 from .attribution import Attribution
 
 #: An estimate of this share of the largest score is worth a warning. Half precisions are chosen by who can do with an
@@ -91,13 +100,15 @@ def _rounding(dtype: torch.dtype) -> float:
 
 def _norms(sublayer: Sublayer) -> list[tuple[Norm, Tensor]]:
     """Each norm whose input is known, at least in part, and the size of that ``[b, i]``."""
-    if sublayer.input is None:
+    if sublayer.input is None or isinstance(sublayer.ops[0], StateMap):
         return []
     size = sublayer.input.square().mean(-1).sqrt()
+    if sublayer.post_norm is not None and sublayer.post_norm.fixed:  # which divides by nothing
+        return []
     found = [] if sublayer.pre_norm is None else [(sublayer.pre_norm, size)]
     if sublayer.post_norm is not None:
         for op in sublayer.ops:
-            if not isinstance(op, Convolution) and op.b_out is not None and sublayer.out_norm is None:
+            if not isinstance(op, (Convolution, StateMap)) and op.b_out is not None and sublayer.out_norm is None:
                 size = size + op.b_out.square().mean().sqrt()
         found.append((sublayer.post_norm, size))
     return found

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..activations import get_activation
 from ..errors import NumericalError, PrecisionWarning, warn_user
-from ..linearize.layer import Attention, Convolution, FeedForward, LinearizedLayer
+from ..linearize.layer import Attention, Convolution, FeedForward, LinearizedLayer, StateMap
 from .attribution import Attribution
 
 #: What to compute in where a dtype's range does not suffice. bfloat16 has that of float32, in two bytes.
@@ -125,6 +125,8 @@ def _weights(layer: LinearizedLayer) -> Iterator[tuple[str, Tensor]]:
             yield "an attention output weight", op.w_out
         elif isinstance(op, Convolution):
             yield "a weight of the convolution", op.weight
+        elif isinstance(op, StateMap):
+            yield "a weight of a bottleneck", op.weight
         else:
             yield from (("a feed-forward weight", op.w_in), ("a feed-forward output weight", op.w_out))
             if op.w_gate is not None:

@@ -14,7 +14,17 @@ from torch import Tensor
 
 from ..activations import get_activation, linear_piece
 from ..config import DecompXConfig
-from ..linearize.layer import Attention, Convolution, FeedForward, Head, Linearization, LinearizedLayer, Norm, Sublayer
+from ..linearize.layer import (
+    Attention,
+    Convolution,
+    FeedForward,
+    Head,
+    Linearization,
+    LinearizedLayer,
+    Norm,
+    StateMap,
+    Sublayer,
+)
 from .accuracy import Conditioning
 from .attribution import Attribution
 from .bias import Rule, safe_norm
@@ -28,6 +38,8 @@ STAGES_OF: dict[str, tuple[str | None, str | None, str | None]] = {
     "attention": ("attention", "res1", "ln1"),
     "ffn": ("ffn", "res2", None),
     "convolution": (None, None, None),
+    "narrow": (None, None, None),
+    "widen": (None, None, None),
 }
 
 #: Numbers of the FFN hidden that may exist at once; positions are taken in blocks, since they do not mix there.
@@ -193,8 +205,17 @@ def _one_vector_per_source(x: Tensor, sources: Tensor | None) -> Tensor:
 def _layer(
     x: Tensor, layer: LinearizedLayer, config: DecompXConfig, trace: _Trace, walk: _Walk, *, first: bool
 ) -> Tensor:
+    wide = x
     for sublayer in layer.sublayers:
-        x = _sublayer(x, sublayer, config, trace, walk, layer.index, STAGES_OF[sublayer.kind], first=first)
+        op = sublayer.ops[0]
+        if isinstance(op, StateMap):
+            rule = walk.rule()
+            mapped = rule.add(x @ op.weight.to(x.dtype), op.bias)
+            wide, x = (x, mapped) if op.kind == "narrow" else (wide, wide + mapped)
+            x = _norm(x, sublayer.post_norm, rule) if config.ln2 else x
+        else:
+            stages = STAGES_OF[sublayer.kind]
+            x = _sublayer(x, sublayer, config, trace, walk, layer.index, stages, first=first, wide=wide)
     return x
 
 
@@ -208,12 +229,14 @@ def _sublayer(
     stages: tuple[str | None, str | None, str | None],
     *,
     first: bool,
+    wide: Tensor,
 ) -> Tensor:
-    """``X <- post_norm(X + out_norm(op(pre_norm(X))))``, equations 5 to 11."""
+    """``X <- post_norm(X + out_norm(op(pre_norm(X))))``, equations 5 to 11; ``wide`` is the residual stream."""
     with_norm = config.ln1 if sublayer.has_attention else config.ln2
     ops = active_ops(sublayer, config)
     before, after = walk.step(sublayer)
-    u = _norm(x, sublayer.pre_norm, before) if with_norm else x
+    u = wide if sublayer.reads_wide else x
+    u = _norm(u, sublayer.pre_norm, before) if with_norm else u
     branch, late_bias = torch.zeros_like(x), None
     for op in ops:
         if isinstance(op, FeedForward):
@@ -222,6 +245,7 @@ def _sublayer(
         if isinstance(op, Convolution):
             branch = branch + _convolution(u, op, config, walk)
             continue
+        assert isinstance(op, Attention)
         z, bias = _attention(u, op, config, walk.sources, first=first)
         if config.variant == "paper":
             z = after.add(z, bias)

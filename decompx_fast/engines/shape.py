@@ -29,6 +29,7 @@ class ModelShape:
         foldable: whether all layers have the form of the operator path, rules aside.
         reads_all: whether the head reads the mean of all positions.
         least_kv_heads: of the attention that has the fewest; 0 where all have as many.
+        narrow: the size of the narrower state that layers work on; 0 without one.
         taps: how many tokens a convolution of the embedding reads at a position; 0 without one.
     """
 
@@ -50,6 +51,7 @@ class ModelShape:
     reads_all: bool = False
     least_kv_heads: int = 0
     taps: int = 0
+    narrow: int = 0
 
     @classmethod
     def from_linearization(
@@ -112,6 +114,7 @@ def _read(layers: Sequence[Sequence[Any]], n_layers: int, d: int, classes: int, 
         reads_all=reads_all,
         least_kv_heads=_least([op.kv_heads for op in attentions]),
         taps=max((op.weight.shape[2] for op in convolutions), default=0),
+        narrow=max((_narrow_size(op) for op in ops if op.kind == "narrow"), default=0),
     )
 
 
@@ -120,6 +123,10 @@ def _read(layers: Sequence[Sequence[Any]], n_layers: int, d: int, classes: int, 
 
 def _value_size(op: Any) -> int:
     return (op.w_out if hasattr(op, "w_out") else op.out.weight).shape[0]
+
+
+def _narrow_size(op: Any) -> int:
+    return (op.map.weight if hasattr(op, "map") else op.weight).shape[1]
 
 
 def _hidden_size(op: Any) -> int:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError, UnsupportedModelError
-from ..linearize.layer import Attention, Linearization, LinearizedLayer
+from ..linearize.layer import Attention, Linearization, LinearizedLayer, StateMap
 from ..linearize.linearization import linearize, only_device, unwrap
 from ..linearize.model_run import plain_mode
 from ..linearize.spec import LayerSpec
@@ -76,6 +76,8 @@ def attention_of(layer: LinearizedLayer) -> tuple[Attention, Tensor]:
         raise UnsupportedModelError(f"layer {layer.index} has {len(found)} attentions, where one was expected")
     if found[0][0].hubs is not None:
         raise hubs_refusal("this method")
+    if any(isinstance(sublayer.ops[0], StateMap) for sublayer in layer.sublayers):
+        raise bottleneck_refusal("this method")
     return found[0]
 
 
@@ -85,6 +87,8 @@ def refuse_convolutions(layer: LayerSpec, method: str) -> None:
     Raises:
         UnsupportedModelError: if the layer has one; names the method that does not know it.
     """
+    if any(op.kind in ("narrow", "widen") for sublayer in layer for op in sublayer.ops):
+        raise bottleneck_refusal(method)
     if any(op.kind == "convolution" for sublayer in layer for op in sublayer.ops):
         raise UnsupportedModelError(
             f"this model has a convolution of its embedding, which {method} does not know: use decompx for this model"
@@ -95,6 +99,14 @@ def hubs_refusal(method: str) -> UnsupportedModelError:
     """An error that says that a method does not know attention with hubs (:mod:`..linearize.hubs`)."""
     return UnsupportedModelError(
         f"this model has an attention with global tokens or in blocks, which {method} does not know: use decompx for "
+        "this model"
+    )
+
+
+def bottleneck_refusal(method: str) -> UnsupportedModelError:
+    """An error that says that a method does not know a narrower state (:mod:`..linearize.narrow`)."""
+    return UnsupportedModelError(
+        f"this model's layers work on a narrower state between two maps, which {method} does not know: use decompx for "
         "this model"
     )
 

@@ -28,6 +28,7 @@ from .layer import (
     LinearizedLayer,
     Norm,
     Op,
+    StateMap,
     Sublayer,
     WholeMap,
 )
@@ -43,6 +44,7 @@ from .spec import (
     LayerSpec,
     NormSpec,
     OpSpec,
+    StateMapSpec,
     SublayerSpec,
 )
 from .terms import MEAN_OUTPUT, Reading, Terms, arrange
@@ -57,9 +59,12 @@ class Steps:
 
     def normalize(self, spec: NormSpec, x: Tensor) -> tuple[Norm, Tensor]:
         """A norm with its statistics at ``x`` ``[b, i, d]``, and its output."""
-        second_moment = x.var(-1, unbiased=False) if spec.centre else x.square().mean(-1)
         weight = None if spec.weight is None else spec.weight.to(x.dtype)
         bias = None if spec.bias is None else spec.bias.to(x.dtype)
+        if spec.fixed:
+            fixed = Norm(torch.ones_like(x[..., 0]), weight, bias, centre=False, fixed=True)
+            return fixed, fixed.linear(x) if bias is None else fixed.linear(x) + bias
+        second_moment = x.var(-1, unbiased=False) if spec.centre else x.square().mean(-1)
         norm = Norm(torch.sqrt(second_moment + spec.eps), weight, bias, spec.centre)
         y = norm.linear(x)
         return norm, y if bias is None else y + bias
@@ -92,10 +97,14 @@ def linearize_layer(
         context: what the model called the layer with besides, for attentions with ``positions``.
         steps: where the results of the steps come from.
     """
-    state = x
+    state = wide = x
     sublayers = []
     for part in spec:
-        sublayer, state = _linearize_sublayer(part, state, x, context, steps)
+        op = part.ops[0]
+        if isinstance(op, StateMapSpec):
+            sublayer, wide, state = _cross(part, op, wide, state, steps)
+        else:
+            sublayer, state = _linearize_sublayer(part, state, wide, x, context, steps)
         sublayers.append(sublayer)
     return LinearizedLayer(index, tuple(sublayers), x, state)
 
@@ -110,7 +119,7 @@ def restore_layer(spec: LayerSpec, layer: LinearizedLayer, context: Context = NO
     for part, kept in zip(spec, layer.sublayers, strict=True):
         if kept.input is None:
             raise ValueError(f"layer {layer.index} was kept without the inputs of its sublayers: compute it anew")
-        _, u = _linearize_norm(part.pre_norm, kept.input, COMPUTED)
+        _, u = _linearize_norm(part.pre_norm, layer.input if part.reads_wide else kept.input, COMPUTED)
         ops = tuple(_linearize_op(op, u, layer.input, context, COMPUTED) for op in part.ops)
         sublayers.append(replace(kept, ops=ops))
     return replace(layer, sublayers=tuple(sublayers))
@@ -211,18 +220,30 @@ def _narrow_step(map_: Affine, activation: str | None, x: Tensor, outputs: Tenso
     return HeadStep(weight, bias, activation, zeta, narrow=True, whole=whole)
 
 
+def _cross(
+    spec: SublayerSpec, op: StateMapSpec, wide: Tensor, state: Tensor, steps: Steps
+) -> tuple[Sublayer, Tensor, Tensor]:
+    """The way to a narrower state or back, the residual stream, and the state after it."""
+    mapped = steps.multiply(op.map, state)
+    if op.kind == "narrow":
+        wide = state
+    post_norm, out = _linearize_norm(spec.post_norm, mapped if op.kind == "narrow" else wide + mapped, steps)
+    map_ = op.map.to(state.dtype)
+    return Sublayer((StateMap(op.kind, map_.weight, map_.bias),), post_norm=post_norm, input=state), wide, out
+
+
 def _linearize_sublayer(
-    spec: SublayerSpec, x: Tensor, start: Tensor, context: Context, steps: Steps
+    spec: SublayerSpec, x: Tensor, wide: Tensor, start: Tensor, context: Context, steps: Steps
 ) -> tuple[Sublayer, Tensor]:
-    """A sublayer on the state ``x``, of a layer that began with ``start``."""
-    pre_norm, u = _linearize_norm(spec.pre_norm, x, steps)
+    """A sublayer on the state ``x`` beside the stream ``wide``, of a layer that began with ``start``."""
+    pre_norm, u = _linearize_norm(spec.pre_norm, wide if spec.reads_wide else x, steps)
     ops = tuple(_linearize_op(op, u, start, context, steps) for op in spec.ops)
     branch = _branch(ops[0], spec.ops[0], u, steps)
     for part, op in zip(spec.ops[1:], ops[1:], strict=True):
         branch = branch + _branch(op, part, u, steps)
     out_norm, branch = _linearize_norm(spec.out_norm, branch, steps)
     post_norm, out = _linearize_norm(spec.post_norm, x + branch, steps)
-    return Sublayer(ops, pre_norm, out_norm, post_norm, x), out
+    return Sublayer(ops, pre_norm, out_norm, post_norm, x, spec.reads_wide), out
 
 
 def _linearize_norm(spec: NormSpec | None, x: Tensor, steps: Steps) -> tuple[Norm | None, Tensor]:
@@ -267,8 +288,12 @@ def _linearize_op(spec: OpSpec, u: Tensor, start: Tensor, context: Context, step
 
 @_linearize_op.register
 def _(spec: AttentionSpec, u: Tensor, start: Tensor, context: Context, steps: Steps) -> Attention:
-    query = steps.multiply(spec.query, u).unflatten(-1, (spec.heads, -1)).transpose(1, 2)  # [b, h, i, v]
-    key = steps.multiply(spec.key, u).unflatten(-1, (spec.kv_heads, -1)).transpose(1, 2)  # [b, g, j, v]
+    read = u
+    if spec.before is not None:
+        map_, norm = spec.before
+        _, read = steps.normalize(norm, steps.multiply(map_, u))
+    query = steps.multiply(spec.query, read).unflatten(-1, (spec.heads, -1)).transpose(1, 2)  # [b, h, i, v]
+    key = steps.multiply(spec.key, read).unflatten(-1, (spec.kv_heads, -1)).transpose(1, 2)  # [b, g, j, v]
     plain_query, plain_key, bias = query, key, None
     if spec.positions is not None:
         query, key, bias = spec.positions(query, key, context)
@@ -304,6 +329,12 @@ def _with_hubs(
         weight, bias = value.weight, value.bias
     pattern = replace(op.pattern, causal=False, window=None, hubs=hubs)
     return replace(op, pattern=pattern, hubs=HubAttention(own, weight, bias))
+
+
+@_linearize_op.register
+def _(spec: StateMapSpec, u: Tensor, start: Tensor, context: Context, steps: Steps) -> StateMap:
+    map_ = spec.map.to(u.dtype)
+    return StateMap(spec.kind, map_.weight, map_.bias)
 
 
 @_linearize_op.register

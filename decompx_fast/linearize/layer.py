@@ -27,6 +27,7 @@ from ..activations import get_activation
 from ..errors import UnsupportedModelError
 from .convolution import Convolution as Convolution  # engines take all that a layer is made of from here
 from .hubs import Hubs
+from .narrow import StateMap as StateMap
 from .terms import MEAN_OUTPUT as MEAN_OUTPUT
 from .terms import Reading as Reading
 from .terms import Terms as Terms
@@ -47,12 +48,14 @@ class Norm:
         weight: ``[d]`` or ``None`` for ones.
         bias: ``[d]`` or ``None``.
         centre: whether the mean over ``d`` is subtracted (False: RMSNorm).
+        fixed: whether ``std`` is 1 whatever the state, so that this is no norm but a diagonal map.
     """
 
     std: Tensor
     weight: Tensor | None
     bias: Tensor | None
     centre: bool = True
+    fixed: bool = False
 
     def linear(self, x: Tensor) -> Tensor:
         """The linear part, without the bias; ``x`` is ``[b, i, d]`` or ``[b, i, k, d]``."""
@@ -359,7 +362,7 @@ class FeedForward:
 
 
 #: An operation of a sublayer; its ``kind`` is what engines choose their treatment of it by.
-Op = Attention | FeedForward | Convolution
+Op = Attention | FeedForward | Convolution | StateMap
 
 
 @dataclass(frozen=True)
@@ -370,6 +373,7 @@ class Sublayer:
         ops: in parallel; a convolution stands alone, without ``pre_norm`` and ``out_norm``.
         pre_norm, out_norm, post_norm: or ``None``.
         input: ``[b, i, d]``, the true state ``x``; ``None`` where it was not kept.
+        reads_wide: whether its attention reads the residual stream, though it is added to the narrower state.
     """
 
     ops: tuple[Op, ...]
@@ -377,6 +381,7 @@ class Sublayer:
     out_norm: Norm | None = None
     post_norm: Norm | None = None
     input: Tensor | None = None
+    reads_wide: bool = False
 
     @property
     def has_attention(self) -> bool:

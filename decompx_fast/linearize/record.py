@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from .evaluate import Steps, linearize_layer
 from .layer import KEEP_BYTES, LinearizedLayer, Norm, Shelf
 from .private_copy import original
-from .spec import Affine, AttentionSpec, Context, ConvolutionSpec, FeedForwardSpec, LayerSpec, NormSpec
+from .spec import Affine, AttentionSpec, Context, ConvolutionSpec, FeedForwardSpec, LayerSpec, NormSpec, StateMapSpec
 
 #: Random directions of the check.
 DIRECTIONS = 8
@@ -90,7 +90,7 @@ class _Recorded(Steps):
         return fitting[0][..., map_.columns]
 
     def normalize(self, spec: NormSpec, x: Tensor) -> tuple[Norm, Tensor]:
-        if not spec.centre:
+        if not spec.centre or spec.fixed:
             return super().normalize(spec, x)
         weight = None if spec.weight is None else spec.weight.to(x.dtype)
         bias = None if spec.bias is None else spec.bias.to(x.dtype)
@@ -236,6 +236,9 @@ def _maps(layer: LayerSpec) -> Iterator[Affine]:
             if isinstance(op, AttentionSpec):
                 yield from (op.query, op.key, op.value, op.out)
                 yield from () if op.hubs is None else (op.hubs.query, op.hubs.key, op.hubs.value)
+                yield from () if op.before is None else op.before[:1]
+            elif isinstance(op, StateMapSpec):
+                yield op.map
             elif isinstance(op, FeedForwardSpec):
                 yield from (map_ for map_ in (op.into, op.out, op.gate) if map_ is not None)
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import UnsupportedModelError
+from .narrow import Way
 from .probing import NotAffine, probe, stand_in
 
 QUANTIZED_WORDS = (
@@ -67,12 +68,14 @@ class Affine:
 
 @dataclass(frozen=True)
 class NormSpec:
-    """A LayerNorm (``centre``) or RMSNorm: ``weight`` and ``bias`` are ``[d]`` or ``None``."""
+    """A LayerNorm (``centre``) or RMSNorm: ``weight`` and ``bias`` are ``[d]`` or ``None``; or ``fixed``: neither, but
+    ``x * weight + bias``."""
 
     weight: Tensor | None
     bias: Tensor | None
     eps: float
     centre: bool = True
+    fixed: bool = False
 
 
 #: What a layer's module was called with besides the hidden state, by the names of its parameters.
@@ -118,6 +121,7 @@ class AttentionSpec:
         positions: what the model does to queries and keys before they meet (rotary positions, norms), and what it adds
             to the logits (relative positions), or ``None``. Nothing that it does is decomposed: it changes the
             attention weights alone, and those are constants.
+        before: a map and a norm that queries and keys are read through, or ``None``.
         hubs: positions that are attended from everywhere, instead of ``causal`` and ``window`` where there are some.
     """
 
@@ -134,6 +138,7 @@ class AttentionSpec:
     window: int | None = None
     positions: Positions | None = None
     hubs: HubSpec | None = None
+    before: tuple[Affine, NormSpec] | None = None
 
 
 @dataclass(frozen=True)
@@ -167,18 +172,31 @@ class ConvolutionSpec:
     activation: str
 
 
+@dataclass(frozen=True)
+class StateMapSpec:
+    """A map to a narrower state that some sublayers work on, or back from it (:mod:`.narrow`)."""
+
+    kind: Way
+    map: Affine
+
+
 #: An operation as weights.
-OpSpec = AttentionSpec | FeedForwardSpec | ConvolutionSpec
+OpSpec = AttentionSpec | FeedForwardSpec | ConvolutionSpec | StateMapSpec
 
 
 @dataclass(frozen=True)
 class SublayerSpec:
-    """``x <- post_norm(x + out_norm(sum_op op(pre_norm(x))))``; a convolution stands alone, in the first layer."""
+    """``x <- post_norm(x + out_norm(sum_op op(pre_norm(x))))``; a convolution stands alone, in the first layer, and so
+    does a map to or from a narrower state, of which there is one at the start and one at the end of a layer, if any.
+
+    ``reads_wide`` is as for :class:`.layer.Sublayer`.
+    """
 
     ops: tuple[OpSpec, ...]
     pre_norm: NormSpec | None = None
     out_norm: NormSpec | None = None
     post_norm: NormSpec | None = None
+    reads_wide: bool = False
 
 
 LayerSpec = tuple[SublayerSpec, ...]
@@ -262,6 +280,8 @@ class ModelSpec:
         op = self.layers[0][0].ops[0]
         if isinstance(op, ConvolutionSpec):
             return op.weight.shape[0]
+        if isinstance(op, StateMapSpec):
+            return op.map.weight.shape[0]
         return (op.value if isinstance(op, AttentionSpec) else op.into).weight.shape[0]
 
     @property

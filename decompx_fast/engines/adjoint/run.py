@@ -37,6 +37,7 @@ from ...linearize.layer import (
     Linearization,
     LinearizedLayer,
     Norm,
+    StateMap,
     Sublayer,
 )
 from ..accuracy import Conditioning
@@ -46,6 +47,7 @@ from ..dtype_range import finite
 from ..reach import Reach, active_ops, reach_after, reach_of_convolution
 from ..terms import Terms, largest_gap
 from .ledger import Ledger
+from .narrow import Beside, pull_state_map, pull_wide_attention
 from .pullback import pull_attention, pull_convolution, pull_feed_forward, pull_head_step, pull_norm
 from .tape import Tape
 from .wanted import Wanted
@@ -232,8 +234,17 @@ def _pull_layer(
         before.append(reach)
         reach = reach_after(sublayer, reach, config)
     rides = config.variant == "released" and layer.index == 0
+    beside: Beside | None = None  # what goes back by the residual stream, beside a narrower state
     for sublayer, reach in zip(reversed(layer.sublayers), reversed(before), strict=True):
-        g, rows = _pull_sublayer(sublayer, reach, g, rows, config, ledger, value_bias_rides=rides)
+        op = sublayer.ops[0]
+        if isinstance(op, StateMap):
+            ledger.reach = reach
+            g, rows, beside = pull_state_map(op, sublayer, g, rows, beside, config, ledger)
+        elif sublayer.reads_wide and beside is not None:
+            ledger.reach = reach_after(sublayer, reach, config)
+            g, beside = pull_wide_attention(sublayer, g, rows, beside, layer.input, config, ledger, rides=rides)
+        else:
+            g, rows = _pull_sublayer(sublayer, reach, g, rows, config, ledger, value_bias_rides=rides)
     return g, rows
 
 
@@ -283,6 +294,7 @@ def _pull_sublayer(
             ledger.credit((part * op.embedding[:, None, tokens]).sum(-1), tokens)
             ledger.carry("convolution", part, op.embedding[:, tokens], tokens)
         else:
+            assert isinstance(op, FeedForward)
             ledger.reach = reach
             part = pull_feed_forward(op, branch, rows, config, ledger)
             if x is not None:

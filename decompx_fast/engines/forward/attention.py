@@ -136,7 +136,7 @@ def attend_(
         _mix(patterns[0], values, op, options, out=mixed)
         for rows, part in beside:
             mixed[:, rows] += part
-        z = carve(right, b, n, width, d)  # nor are the values
+        z = carve(right, b, n, width, w_out.shape[1])  # nor are the values
         matmul(mixed, w_out, out=z)
         if join is not None:
             patterns = []  # not needed any more

@@ -31,6 +31,7 @@ from .attention import Mixing, attend_, attend_first, attend_row
 from .checks import check_options, check_positions, count_sources
 from .convolution import Convolved, finish_convolution_
 from .direct import at_rows, finish_sublayer_
+from .narrow import apply_narrow, has_narrow
 from .operator import finish_by_operator_
 from .plan import Plan, plan
 from .segments import attention_of, keeps_branch, segments
@@ -188,7 +189,9 @@ class _Run:
             self.head = head_for(self.linearization, layer.output, self.terms)
             self.output = layer.output
         by_operator = self.plan.path == "operator" and form_refusal(layer.sublayers) is None
-        parts = segments(layer.sublayers)
+        parts = [] if has_narrow(layer) else segments(layer.sublayers)
+        if not parts:
+            apply_narrow(self, layer, first=layer.index == 0)
         for number, sublayers in enumerate(parts):
             part = [self._step(sublayer) for sublayer in sublayers]
             first = layer.index == 0 and number == 0

@@ -34,7 +34,6 @@ from ...linearize.spec import (
     Affine,
     AttentionSpec,
     Context,
-    ConvolutionSpec,
     FeedForwardSpec,
     HeadStepSpec,
     LayerSpec,
@@ -158,7 +157,7 @@ def _sublayer(spec: SublayerSpec, x: Tensor, context: Context) -> Tensor:
         [
             feed_forward(op, u) if isinstance(op, FeedForwardSpec) else attention(op, u, context)
             for op in spec.ops
-            if not isinstance(op, ConvolutionSpec)  # refused above
+            if isinstance(op, (FeedForwardSpec, AttentionSpec))  # all others are refused above
         ]
     ).sum(0)
     return norm(spec.post_norm, x + norm(spec.out_norm, branch))

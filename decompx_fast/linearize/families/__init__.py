@@ -10,7 +10,20 @@ from collections.abc import Callable
 from typing import Any
 
 from ..spec import ModelSpec
-from . import albert, bert, bigbird, deberta, distilbert, longformer, modernbert, mpnet, prenorm, rotary, xlm
+from . import (
+    albert,
+    bert,
+    bigbird,
+    deberta,
+    distilbert,
+    longformer,
+    mobilebert,
+    modernbert,
+    mpnet,
+    prenorm,
+    rotary,
+    xlm,
+)
 
 #: What describes a model, by the name of its class in transformers.
 FAMILIES: dict[str, Callable[[Any], ModelSpec]] = {
@@ -20,6 +33,7 @@ FAMILIES: dict[str, Callable[[Any], ModelSpec]] = {
     **deberta.FAMILIES,
     **distilbert.FAMILIES,
     **longformer.FAMILIES,
+    **mobilebert.FAMILIES,
     **modernbert.FAMILIES,
     **mpnet.FAMILIES,
     **prenorm.FAMILIES,

@@ -24,7 +24,7 @@ def sparse_from(config: Module) -> int:
 
 def attend_fully(model: Module, inputs: Mapping[str, Tensor]) -> None:
     """Switch the private copy of a model of blocks to full attention, as its own forward would for a short input."""
-    encoder = getattr(model, "bert", model)
+    encoder: Module = getattr(model, "bert", model)
     sparse = encoder.attention_type != "original_full"
     if sparse and inputs["input_ids"].shape[1] <= sparse_from(model.config):
         with torch.device("meta"):  # the new modules take over the weights, so none need be drawn

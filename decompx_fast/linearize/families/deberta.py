@@ -155,7 +155,7 @@ def _choice(parts: Parts) -> tuple[HeadStepSpec, ...]:
 _HEADS = {"ForTokenClassification": TOKENS, "ForQuestionAnswering": SPANS, "ForMaskedLM": PREDICTIONS, "Model": BARE}
 _CHOICE = HeadKind(_choice, in_turn(calls=("classifier",), pooler="pooler").call, read=0)
 
-FAMILIES = {
+FAMILIES: dict[str, Callable[[Module], ModelSpec]] = {
     "DebertaForSequenceClassification": partial(_classifier, body=deberta_v1_body),
     "DebertaV2ForSequenceClassification": partial(_classifier, body=deberta_v2_body),
     **headed("Deberta", deberta_v1_body, "deberta", _HEADS),

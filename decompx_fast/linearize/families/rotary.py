@@ -31,11 +31,11 @@ def roformer_layer(layer: Parts) -> LayerSpec:
 
 
 def _attention(layer: Parts) -> AttentionSpec:
-    config, size = layer["self_attn.config"], layer["self_attn.head_dim"]
-    heads = config.num_attention_heads
-    kv_heads = getattr(config, "num_key_value_heads", heads)
+    size = layer["self_attn.head_dim"]
     names = (f"self_attn.{name}_proj" for name in "qkvo")
-    return layer.attention(names, heads=heads, size=size, kv_heads=kv_heads, positions=rotary_positions)
+    heads = layer["self_attn.config"].num_attention_heads
+    op = layer.attention(names, heads=heads, size=size, positions=rotary_positions)
+    return replace(op, kv_heads=op.key.weight.shape[1] // size)
 
 
 def nomic_layer(layer: Parts) -> LayerSpec:

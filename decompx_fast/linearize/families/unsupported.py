@@ -39,10 +39,10 @@ UNSUPPORTED: dict[str, str] = {
     "LiltForSequenceClassification": _OTHER_INPUTS,
     "LukeForSequenceClassification": _OTHER_INPUTS,
     "MegatronBertForPreTraining": _TWO_HEADS,
-    "MobileBertForSequenceClassification": (
-        "its layers work on a narrower state with residuals of its own, inside of the residual of the whole layer, and "
-        "its embedding is one of three neighbouring tokens together"
+    "MobileBertForMaskedLM": (
+        "the map to its vocabulary is put together of two, which would have to be copied; other heads can be explained"
     ),
+    "MobileBertForPreTraining": _TWO_HEADS,
     "MraForSequenceClassification": _APPROXIMATED,
     "NystromformerForSequenceClassification": _APPROXIMATED,
     "PerceiverForSequenceClassification": "its positions are latent vectors, not tokens",
