@@ -38,6 +38,7 @@ from decompx_fast.engines import reference
 from decompx_fast.engines.adjoint import run as adjoint
 from decompx_fast.engines.forward import run as forward
 from decompx_fast.engines.terms import Terms
+from decompx_fast.linearize.families import bert
 from decompx_fast.linearize.linearization import linearize
 
 N, B, VOCAB, LABELS = 5, 2, 40, 3
@@ -149,6 +150,11 @@ def by_definition(model: nn.Module, ids: Tensor, case: Case, terms: Terms, confi
 
 def close(found: Tensor, expected: Tensor) -> bool:
     return bool((found - expected).abs().max() < 1e-10 * expected.abs().max())
+
+
+def test_every_head_has_a_case():
+    covered = {case.model.__name__ for case in CASES}
+    assert covered == {name for name in bert.FAMILIES if not name.endswith("ForSequenceClassification")}
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)

@@ -257,6 +257,19 @@ def test_a_thorough_check_measures_columns():
     assert (error < 1e-3).all()
 
 
+def test_the_head_of_the_model_is_called_once_for_the_same_terms():
+    calls, model = [], bert()
+    model.classifier.register_forward_hook(lambda module, args, output: calls.append(len(output)))
+    linearization = linearize(model, {"input_ids": token_ids(7, b=2, vocab=60)})
+    assert calls == [], "no head is run before it is asked"
+    for terms in (terms_at(POSITIONS, OUTPUTS), terms_at(POSITIONS, OUTPUTS)):
+        forward.attribute(linearization, DecompXConfig(), terms=terms)
+        linearization.values(terms)
+    assert calls == [6], "three rows of each of two items"
+    linearization.values(terms_at([[0], [0]], [[1], [1]]))
+    assert calls == [6, 2]
+
+
 def test_outputs_come_in_blocks_of_positions(monkeypatch):
     monkeypatch.setattr("decompx_fast.linearize.values.OUTPUT_BYTES", 2 * 60 * 8 * 3)
     model, ids = bert(BertForMaskedLM), token_ids(7, b=2, vocab=60)

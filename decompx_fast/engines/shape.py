@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..config import DecompXConfig
@@ -18,7 +18,7 @@ class ModelShape:
         layers: how many.
         d, f: hidden size, size of a network's hidden layer (0 without networks).
         heads, kv_heads, head_size: of the attention.
-        classes: of the head.
+        classes: of the head, or the columns that are asked for.
         networks: how many feed-forward networks a layer has.
         gated: whether they have gates.
         pre_norm: whether a norm comes before an operation.
@@ -31,6 +31,8 @@ class ModelShape:
         least_kv_heads: of the attention that has the fewest; 0 where all have as many.
         narrow: the size of the narrower state that layers work on; 0 without one.
         taps: how many tokens a convolution of the embedding reads at a position; 0 without one.
+        rows: how many positions the head reads, of all items of a batch together.
+        outputs: of the head's last map, where only the columns that are asked for are formed of it; else 0.
     """
 
     layers: int
@@ -52,6 +54,8 @@ class ModelShape:
     least_kv_heads: int = 0
     taps: int = 0
     narrow: int = 0
+    rows: int = 1
+    outputs: int = 0
 
     @classmethod
     def from_linearization(
@@ -61,16 +65,28 @@ class ModelShape:
         its classes."""
         classes = linearization.logits.shape[-1] if terms is None else terms.count
         d, reads_all = linearization.embedding.shape[-1], linearization.reads_all
-        return _read([layer.sublayers], linearization.num_layers, d, classes, reads_all)
+        shape = _read([layer.sublayers], linearization.num_layers, d, classes, reads_all)
+        rows = 1 if terms is None or terms.positions is None else len(terms.positions.unique())
+        return replace(shape, rows=rows)
 
     @classmethod
-    def from_spec(cls, spec: Any) -> ModelShape:
+    def from_spec(cls, spec: Any, *, rows: int = 1, columns: int | None = None) -> ModelShape:
         """The sizes of a model that has not run.
 
         Args:
             spec: a :class:`decompx_fast.linearize.spec.ModelSpec`.
+            rows: how many positions will be read.
+            columns: how many columns will be asked for; ``None``: all outputs.
         """
-        return _read(spec.layers, len(spec.layers), spec.width, spec.classes, spec.read == "mean")
+        columns = spec.classes if columns is None else columns
+        shape = _read(spec.layers, len(spec.layers), spec.width, columns, spec.read == "mean")
+        return replace(shape, rows=rows, outputs=spec.classes if spec.classes > spec.width else 0)
+
+    def vocabulary_flops(self, batch: int, rule: str) -> int:
+        """What all outputs of a map take of which only some are decomposed: the model's own at the rows that are read,
+        and the sharing of its bias."""
+        sharing = {"absdot": 1, "dot": 1, "norm": self.d, "abssim": self.d + 1}.get(rule, 0)
+        return 2 * self.d * self.outputs * (batch * self.rows + sharing)
 
     def keeps_branch(self, config: DecompXConfig) -> bool:
         """Whether what an attention gives must be kept beside the state, all of it."""

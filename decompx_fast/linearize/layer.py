@@ -14,8 +14,7 @@ head, ``v`` head size, ``c`` class.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
@@ -24,11 +23,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..activations import get_activation
-from ..errors import UnsupportedModelError
 from .convolution import Convolution as Convolution  # engines take all that a layer is made of from here
+from .head import Head as Head
+from .head import HeadStep as HeadStep
+from .head import WholeMap as WholeMap
 from .hubs import Hubs
 from .narrow import StateMap as StateMap
-from .terms import MEAN_OUTPUT as MEAN_OUTPUT
+from .norm import Norm as Norm
 from .terms import Reading as Reading
 from .terms import Terms as Terms
 
@@ -37,33 +38,6 @@ WORKSPACE_BYTES = 64 << 20
 
 #: Blocks of a narrow window are at least this high, so that there are not too many of them.
 MIN_BLOCK_ROWS = 64
-
-
-@dataclass(frozen=True)
-class Norm:
-    """A LayerNorm or RMSNorm with its statistics frozen: ``(x - mean_d(x)) / std * weight + bias``.
-
-    Attributes:
-        std: ``[b, i]``, ``sqrt(var + eps)`` of the true state at each position (RMS: ``sqrt(mean(x^2) + eps)``).
-        weight: ``[d]`` or ``None`` for ones.
-        bias: ``[d]`` or ``None``.
-        centre: whether the mean over ``d`` is subtracted (False: RMSNorm).
-        fixed: whether ``std`` is 1 whatever the state, so that this is no norm but a diagonal map.
-    """
-
-    std: Tensor
-    weight: Tensor | None
-    bias: Tensor | None
-    centre: bool = True
-    fixed: bool = False
-
-    def linear(self, x: Tensor) -> Tensor:
-        """The linear part, without the bias; ``x`` is ``[b, i, d]`` or ``[b, i, k, d]``."""
-        if self.centre:
-            x = x - x.mean(-1, keepdim=True)
-        std = self.std[(...,) + (None,) * (x.ndim - 2)]
-        x = x / std
-        return x if self.weight is None else x * self.weight
 
 
 @dataclass(frozen=True)
@@ -450,150 +424,6 @@ class Shelf:
             return layer.without_constants()
         self._room_bytes -= size
         return layer
-
-
-@dataclass(frozen=True)
-class WholeMap:
-    """A map of which only some outputs are formed: what the sharing of its bias needs of all of them.
-
-    Attributes:
-        weight: ``[d, C]``, in the dtype of the model.
-        bias: ``[C]`` or ``None``.
-    """
-
-    weight: Tensor
-    bias: Tensor | None
-
-    def functional(self, dtype: torch.dtype) -> Tensor:
-        """``W b`` ``[d]``: ``b . (x W) = x . (W b)``."""
-        total = self.weight.new_zeros(self.weight.shape[0], dtype=torch.float64)
-        if self.bias is not None:
-            for part in self._parts():
-                total += self.weight[:, part].to(dtype) @ self.bias[part].to(dtype)
-        return total.to(dtype)
-
-    def mean(self, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
-        """The map to the mean over all outputs, ``[d]`` and a number."""
-        total = self.weight.new_zeros(self.weight.shape[0], dtype=torch.float64)
-        for part in self._parts():
-            total += self.weight[:, part].double().sum(1)
-        bias = None if self.bias is None else self.bias.double().mean().to(dtype)
-        return (total / self.weight.shape[1]).to(dtype), bias
-
-    def gram(self) -> Tensor:
-        """``W W^T`` ``[d, d]`` float64: ``|x W|^2 = x W W^T x``."""
-        total = self.weight.new_zeros(*[self.weight.shape[0]] * 2, dtype=torch.float64)
-        for part in self._parts():
-            block = self.weight[:, part].double()
-            total += block @ block.T
-        return total
-
-    def _parts(self) -> Iterator[slice]:
-        """Blocks of outputs, so that no other copy of a vocabulary's weights is made."""
-        d, count = self.weight.shape
-        step = max(WORKSPACE_BYTES // (8 * d), 1)
-        for start in range(0, count, step):
-            yield slice(start, min(start + step, count))
-
-
-@dataclass(frozen=True)
-class HeadStep:
-    """One step of a head on the rows that it reads: ``norm(act(x W + b))``, each part optional.
-
-    Attributes:
-        weight: ``[d, c]``, or ``None`` for no map; where each row has outputs of its own, ``[b, r, d, c]``.
-        bias: ``[c]``, ``[b, r, c]`` where the weight is, or ``None``.
-        activation: a name, or ``None``.
-        preactivation: ``[b, r, c]``, the true ``x W + b``.
-        norm: with its ``std`` ``[b, r]``, or ``None``.
-        narrow: whether these are only the outputs that are asked for.
-        whole: of a narrow step the map that has all outputs.
-    """
-
-    weight: Tensor | None
-    bias: Tensor | None
-    activation: str | None
-    preactivation: Tensor
-    norm: Norm | None = None
-    narrow: bool = False
-    whole: WholeMap | None = None
-
-    @property
-    def output(self) -> Tensor:
-        """The true output, ``[b, r, c]``."""
-        y = self.preactivation if self.activation is None else get_activation(self.activation)(self.preactivation)
-        if self.norm is None:
-            return y
-        y = self.norm.linear(y)
-        return y if self.norm.bias is None else y + self.norm.bias
-
-
-@dataclass(frozen=True)
-class Head:
-    """A head on the rows that it reads: positions each by itself, or the mean of all.
-
-    Attributes:
-        reading: which rows, which outputs of each, and in which order they are asked for.
-        n: how many positions the input has.
-        steps: in order; the last yields the logits, or of many only those that are asked for (:attr:`is_narrow`).
-    """
-
-    reading: Reading
-    n: int
-    steps: tuple[HeadStep, ...]
-
-    @functools.cached_property
-    def positions(self) -> tuple[int, ...]:
-        """The positions that are read of any item of the batch, in their order."""
-        rows = self.reading.rows
-        return tuple(range(self.n)) if rows is None else tuple(sorted(set(rows.flatten().tolist())))
-
-    @property
-    def position(self) -> int:
-        """The one position that it reads.
-
-        Raises:
-            UnsupportedModelError: if it reads several.
-        """
-        if len(self.positions) > 1:
-            raise UnsupportedModelError(
-                f"the head of this model reads the mean of {len(self.positions)} positions, where one is needed: what "
-                "was asked for is told of a single position's attention, so use another method for this model"
-            )
-        return self.positions[0]
-
-    def read(self, x: Tensor, held: Sequence[int] | None = None) -> Tensor:
-        """What it reads of the states ``x`` ``[b, i, ...]``: ``[b, r, ...]``.
-
-        Args:
-            held: the positions that ``x`` has, the head's own first; ``None``: all.
-        """
-        rows = self.reading.rows
-        if rows is None:
-            x = x if held is None else x[:, : len(self.positions)]
-            return x.mean(1, keepdim=True)
-        if len(self.positions) == 1 and rows.shape[1] == 1:
-            at = 0 if held is not None else self.positions[0]
-            return x[:, at : at + 1]
-        if held is not None:
-            rows = torch.searchsorted(torch.tensor(self.positions, device=rows.device), rows)
-        return x[torch.arange(len(x), device=x.device)[:, None], rows.to(x.device)]
-
-    @property
-    def is_narrow(self) -> bool:
-        """Whether the last step gives only the outputs that are asked for."""
-        return self.steps[-1].narrow
-
-    @property
-    def table(self) -> Tensor:
-        """The outputs asked for of each row, ``[b, r, q]``, as recomputed here."""
-        output = self.steps[-1].output
-        return output if self.is_narrow else self.reading.select(output)
-
-    @property
-    def logits(self) -> Tensor:
-        """The terms, ``[b, t]``, as recomputed here: without others all logits of the head's own reading."""
-        return self.reading.pick(self.table)
 
 
 class Linearization(Protocol):

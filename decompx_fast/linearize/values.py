@@ -37,6 +37,7 @@ class ModelValues:
         self._model, self._spec = model, spec
         self._state = run.states[-1] if run.final is None else run.final
         self.own: Tensor | None = None
+        self._last: tuple[Reading, Tensor] | None = None  # asked for by the head's check, the engine and its caller
         if spec.outputs_of is None:
             self.own = run.logits
         elif not (isinstance(read, str) and read == "each"):
@@ -51,11 +52,16 @@ class ModelValues:
         rows = reading.rows
         if rows is None:
             raise InputError("this model has outputs at each position, and none at their mean")
-        parts = []
-        for block, outputs in self.blocks(rows):
-            some = Reading(None, None if reading.outputs is None else reading.outputs[:, block])
-            parts.append(some.select(outputs.to(dtype)))
-        return torch.cat(parts, dim=1)
+        few = self._spec.classes <= self._spec.width  # all are kept, which others may ask for
+        kept = Reading(rows) if few else reading
+        if self._last is None or not _same(self._last[0], kept):
+            parts = []
+            for block, outputs in self.blocks(rows):
+                some = Reading(None, None if kept.outputs is None else kept.outputs[:, block])
+                parts.append(some.select(outputs))
+            self._last = kept, torch.cat(parts, dim=1)
+        found = self._last[1].to(dtype)
+        return reading.select(found) if few else found
 
     def blocks(self, rows: Tensor) -> Iterator[tuple[slice, Tensor]]:
         """All outputs at positions ``[b, r]``, in blocks of rows ``[b, ., C]``, in the dtype of the model."""
@@ -77,6 +83,15 @@ class ModelValues:
             check_weights(self._model)
             raise NumericalError(f"the outputs hold NaN or infinity in {found.dtype}: load the model in a wider dtype")
         return found
+
+
+def _same(one: Reading, other: Reading) -> bool:
+    """Whether two readings want the same outputs of the same rows."""
+
+    def same(a: Tensor | None, b: Tensor | None) -> bool:
+        return a is b or (a is not None and b is not None and torch.equal(a, b))
+
+    return same(one.rows, other.rows) and same(one.outputs, other.outputs)
 
 
 def _read_row(state: Tensor, read: Read) -> Tensor:

@@ -95,12 +95,14 @@ class AdjointPlan(PlanText):
         network = 2 * s.d * s.f * (1 + maps) * networks
         pairs = self.n * (self.n + 1) // 2 if s.masked else self.n * self.n
         dense = self._positions * (network + 2 * s.d * (mixed + values)) + 2 * self.batch * pairs * mixed
-        last = self.batch * (network + 2 * s.d * mixed + 2 * self.n * mixed) + self._positions * 2 * s.d * values
+        row = self.batch * (network + 2 * s.d * mixed + 2 * self.n * mixed)
+        last = min(s.rows * row + self._positions * 2 * s.d * values, dense)
         weights = 2 * self.batch * pairs * mixed
         forward = self._positions * (4 * s.d * (mixed + values) + 2 * s.d * s.f * (2 + s.gated) * s.networks)
         convolution = 2 * self._positions * s.taps * s.d * s.d * (1 + self.directions)
         return {
             **({"convolution": convolution} if s.taps else {}),
+            **({"vocabulary": s.vocabulary_flops(self.batch, self.config.bias)} if s.outputs else {}),
             "forward pass": s.layers * (forward + 2 * weights),
             "attention weights": s.layers * weights * -(-self.directions // self.at_once),
             "pull-backs": self.directions * ((s.layers - 1) * dense + last),

@@ -15,6 +15,7 @@ from ...linearize.layer import KEEP_BYTES
 from ...ops.backends.products import WIDENED_NUMBERS, copied_numbers, kind_of
 from ..blocks import block_length, wide
 from ..shape import ModelShape
+from .segments import rows_are_cheaper
 
 #: How many numbers per position and source the sharing of one bias holds at once: dots, weights, their sum, the
 #: quotient, and the equal shares that replace it where the sum is zero.
@@ -83,7 +84,9 @@ class Costs:
     @property
     def keeps_rows(self) -> bool:
         """Whether the last layer is wanted whole."""
-        return self.shape.reads_all or not {"encoder", "aggregated"}.isdisjoint(self.config.stages)
+        s = self.shape
+        cheaper = rows_are_cheaper(s.rows, self.n, s.d, s.heads)
+        return s.reads_all or not cheaper or not {"encoder", "aggregated"}.isdisjoint(self.config.stages)
 
     @property
     def starts_diagonal(self) -> bool:
@@ -271,12 +274,22 @@ class Costs:
         return self.shares_bytes() + max(finding, building + weights, applying)
 
     def row_bytes(self) -> int:
-        """The last layer at one position: the row, what is added to it, and the values of all heads, or the network."""
+        """The last layer at the positions that are read, one by one: the rows, what is added to one, and the values of
+        all heads, or the network."""
         s = self.shape
-        rows = self.batch * self.k * s.d * (3 * self.item + self.wide)
+        others = 0 if self.keeps_rows else s.rows - 1  # each once, and once more while they are put together
+        rows = self.batch * self.k * s.d * (3 * self.item + self.wide + 2 * others * self.item)
         # Of one position the products are few rows, which may be multiplied in another way than many.
         network = 0 if self.fused else s.d * s.f * self.cast + self.product_bytes(self.k, s.d, s.f)
         return rows + max(self.k * s.heads * s.head_size * self.item, network if self.config.ffn else 0)
+
+    def head_bytes(self) -> int:
+        """The vectors that the head reads (of a language model before and after a step, and while it is taken), the
+        scores, and the weights of the columns."""
+        s = self.shape
+        vectors = (5 if s.outputs else 1) * self.batch * s.rows * self.k * s.d * self.wide
+        scores = 2 * self.batch * self.k * s.classes * self.wide
+        return vectors + scores + (self.batch * s.classes * s.d * self.constant if s.outputs else 0)
 
     def kept_bytes(self) -> int:
         """What stays: stages, and the embedding in the dtype of the state."""
@@ -297,7 +310,9 @@ class Costs:
 
     def beside_bytes(self, blocks: Blocks, path: str, branch: int = 0) -> int:
         """The same without the state and what stays; ``branch``: what an attention gives, where it is kept apart."""
-        phases = max(self.mixing_bytes(blocks), self.position_wise_bytes(blocks, path), self.row_bytes())
+        phases = max(
+            self.mixing_bytes(blocks), self.position_wise_bytes(blocks, path), self.row_bytes(), self.head_bytes()
+        )
         layer = self.layer_bytes() + self.convolved_bytes() + phases + branch
         return self.buffer_numel(blocks, path) * self.item + max(self.linearizing_bytes(), layer)
 
@@ -322,7 +337,7 @@ class Costs:
         last = (
             0
             if self.keeps_rows
-            else self.batch * (2 * s.heads * self.n * self.k * s.d + 2 * self.k * s.d * 2 * mixed + direct)
+            else s.rows * self.batch * (2 * s.heads * self.n * self.k * s.d + 2 * self.k * s.d * 2 * mixed + direct)
         )
         parts = {
             "first attention": first * self.starts_diagonal,
@@ -331,6 +346,8 @@ class Costs:
             "position-wise": whole * self.positions * (folded if path == "operator" else direct),
             "last row": last,
         }
+        if s.outputs:
+            parts["vocabulary"] = s.vocabulary_flops(self.batch, self.config.bias)
         if s.taps:
             parts["convolution"] = 2 * self.positions * s.taps * s.d * s.d
         return {name: max(int(count), 0) for name, count in parts.items()}

@@ -34,7 +34,7 @@ from .direct import at_rows, finish_sublayer_
 from .narrow import apply_narrow, has_narrow
 from .operator import finish_by_operator_
 from .plan import Plan, plan
-from .segments import attention_of, keeps_branch, segments
+from .segments import attention_of, keeps_branch, rows_are_cheaper, segments
 from .sharing import PendingBias, Sharing
 
 
@@ -253,10 +253,9 @@ class _Run:
         """Whether a last segment costs less row by row, mixed before it is projected, than for all positions."""
         n, d = self.embedding.shape[1:]
         wanted = len(self.head.positions) + len(self.positions)
-        if wanted == 1 or not part[0].sublayer.has_attention:
+        if not part[0].sublayer.has_attention:
             return wanted < n or n == 1
-        row = 2 * attention_of(part[0].sublayer).heads * n * d + 4 * d**2
-        return wanted * row <= n * (4 * d**2 + 2 * n * d)
+        return rows_are_cheaper(wanted, n, d, attention_of(part[0].sublayer).heads)
 
     def _segment_at_rows(self, part: Sequence[_Step], positions: Sequence[int], *, first: bool, ride: bool) -> None:
         """The same for some positions, which are all that remains of the state."""

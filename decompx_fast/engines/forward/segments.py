@@ -38,3 +38,10 @@ def attention_of(sublayer: Sublayer) -> Attention:
             f"a sublayer with {len(found)} attentions in parallel is not in the forward engine: use engine='reference'"
         )
     return found[0]
+
+
+def rows_are_cheaper(wanted: int, n: int, d: int, heads: int) -> bool:
+    """Whether so many rows after a last attention cost less one by one, mixed before they are projected, than all."""
+    if wanted == 1:
+        return True
+    return wanted * (2 * heads * n * d + 4 * d**2) <= n * (4 * d**2 + 2 * n * d)
