@@ -43,8 +43,8 @@ native-check:  ## the C++ kernels' own tests under the address and the thread sa
 	@csrc/cpu/tests/run.sh thread
 
 compile-gate: .venv/installed-test  ## compile every kernel for every architecture, without a GPU
-	@$(BIN)/python bench/compile_gate.py
-	@$(BIN)/python bench/nvcc_gate.py
+	@$(BIN)/python tools/compile_gate.py
+	@$(BIN)/python tools/nvcc_gate.py
 
 bench: .venv/installed-bench  ## run the benchmarks on the CPU; tables and plots go to bench/results
 	@mkdir -p build

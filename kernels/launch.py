@@ -1,7 +1,7 @@
 """Launch choices: block sizes, warps and pipeline stages of every kernel, as data with a reason each.
 
 The arithmetic knows nothing of this, and nothing here knows the arithmetic. Choices depend on the shape, the dtype and
-the architecture; ``bench/compile_gate.py`` compiles every one of them. What ``bench/tune.py`` measured on a GPU can
+the architecture; ``tools/compile_gate.py`` compiles every one of them. What ``tools/tune.py`` measured on a GPU can
 take the place of what is reasoned here: :func:`adopt`.
 """
 
@@ -52,7 +52,7 @@ def on_device(device: torch.device) -> contextlib.AbstractContextManager[object]
 
 
 def start(kernel: Any, grid: tuple[int, ...], arguments: tuple[Any, ...], **constants: Any) -> None:
-    """Start a kernel: the one place where that is done, and where ``bench/engine_launches.py`` listens.
+    """Start a kernel: the one place where that is done, and where ``tools/engine_launches.py`` listens.
 
     Args:
         kernel: the Triton function.

@@ -125,20 +125,28 @@ class Naive:
         return np.stack([add_bias(u, b, self.config.bias) for u, b in zip(x, each, strict=True)])
 
     def layer(self, x: Array, layer: LinearizedLayer, first: bool) -> Array:
+        wide = x
         for sublayer in layer.sublayers:
-            x = self.sublayer(x, sublayer, first)
+            op = sublayer.ops[0]
+            if op.kind not in ("narrow", "widen"):
+                x = self.sublayer(x, sublayer, first, wide)
+                continue
+            mapped = self.biased(x @ array(op.weight), array(op.bias))
+            wide, x = (x, mapped) if op.kind == "narrow" else (wide, wide + mapped)
+            x = self.norm(x, sublayer.post_norm) if self.config.ln2 else x
         return x
 
-    def sublayer(self, x: Array, sublayer: Sublayer, first: bool) -> Array:
+    def sublayer(self, x: Array, sublayer: Sublayer, first: bool, wide: Array) -> Array:
         config = self.config
         norms = config.ln1 if sublayer.has_attention else config.ln2
-        u = self.norm(x, sublayer.pre_norm) if norms else x
+        u = wide if sublayer.reads_wide else x
+        u = self.norm(u, sublayer.pre_norm) if norms else u
         branch, late = np.zeros_like(x), None
         for op in sublayer.ops:
             if isinstance(op, Attention):
                 z, bias = self.attention(u, op, first)
                 if config.variant == "paper":
-                    z = self.biased(z, bias)
+                    z = self.biased(z, bias, bias if np.ndim(bias) == 2 else None)
                 else:
                     late = bias
                 branch = branch + z
@@ -150,7 +158,7 @@ class Naive:
                 branch = branch + self.feed_forward(u if op.norm is None else read, op)
         if norms and sublayer.out_norm is not None:
             branch, late = self.norm(self.biased(branch, late), sublayer.out_norm), None
-        r = self.biased(x + branch, late)
+        r = self.biased(x + branch, late, late if np.ndim(late) == 2 else None)
         return self.norm(r, sublayer.post_norm) if norms else r
 
     def norm(self, x: Array, norm: Norm | None) -> Array:
@@ -164,14 +172,16 @@ class Naive:
         return self.biased(out, array(norm.bias))
 
     def attention(self, x: Array, op: Attention, first: bool) -> tuple[Array, Array | None]:
+        if op.hubs is not None:
+            return self.attention_with_hubs(x, op, first)
         p, size = op.pattern, op.w_value.shape[1] // op.kv_heads
         query, key = array(p.query, row=True), array(p.key, row=True)
         w_value, w_out = array(op.w_value), array(op.w_out)
         shape = (op.heads, len(x), len(x))
         added = np.zeros(shape) if p.bias is None else np.broadcast_to(array(p.bias, row=True), shape)
         rides = self.config.variant == "released" and first and op.b_value is not None
-        sinks = None if p.sink is None else array(p.sink)
-        z, through = np.zeros_like(x), np.zeros(x.shape[-1] if sinks is None else (len(x), x.shape[-1]))
+        sinks, d = None if p.sink is None else array(p.sink), w_out.shape[1]
+        z, through = np.zeros((*x.shape[:2], d)), np.zeros(d if sinks is None else (len(x), d))
         for h in range(op.heads):
             g = h * op.kv_heads // op.heads
             head, group = slice(h * size, (h + 1) * size), slice(g * size, (g + 1) * size)
@@ -187,13 +197,39 @@ class Naive:
                 seen = [j for j in seen if p.window is None or abs(i - j) < p.window]
                 logits = np.array([p.scale * query[h, i] @ key[g, j] for j in seen])
                 logits = logits if p.softcap is None else p.softcap * np.tanh(logits / p.softcap)
-                weights = np.exp([logit + added[h, i, j] for logit, j in zip(logits, seen, strict=True)])
-                weights = weights / (weights.sum() + (0 if sinks is None else np.exp(sinks[h])))
+                logits = logits + np.array([added[h, i, j] for j in seen])
+                largest = logits.max()  # to take it off changes no weight, and nothing is infinite then
+                weights = np.exp(logits - largest)
+                weights = weights / (weights.sum() + (0 if sinks is None else np.exp(sinks[h] - largest)))
                 for weight, j in zip(weights, seen, strict=True):
                     z[i] = z[i] + weight * values[j] @ w_out[head]
                 if sinks is not None and b_value is not None and not rides:
                     through[i] += weights.sum() * b_value @ w_out[head]
         return z, through + (0 if op.b_out is None else array(op.b_out))
+
+    def attention_with_hubs(self, x: Array, op: Attention, first: bool) -> tuple[Array, Array]:
+        """Each row by the maps that are its own, of all positions or of its window and the hubs; no grouped heads."""
+        where, block = array(op.pattern.hubs.where, row=True), op.pattern.hubs.block
+        z, biases = np.zeros_like(x), np.zeros((len(x), x.shape[-1]))
+        size = op.w_out.shape[0] // op.heads
+        rides = self.config.variant == "released" and first and op.b_value is not None
+        for i, h in np.ndindex(len(x), op.heads):
+            part, head = op.hubs if where[i] else op, slice(h * size, (h + 1) * size)
+            query, key = array(part.pattern.query, row=True)[h, i], array(part.pattern.key, row=True)[h]
+            added = np.zeros(len(x)) if part.pattern.bias is None else array(part.pattern.bias, row=True)[0, 0]
+            near = [abs(i // block - j // block) <= op.pattern.hubs.radius for j in range(len(x))]
+            seen = [j for j in range(len(x)) if where[i] or where[j] or near[j]]
+            weights = np.exp([part.pattern.scale * query @ key[j] + added[j] for j in seen])
+            w_value, w_out = array(part.w_value)[:, head], array(op.w_out)[head]
+            b_value = np.zeros(size) if part.b_value is None else array(part.b_value)[head]
+            for weight, j in zip(weights / weights.sum(), seen, strict=True):
+                values = x[j] @ w_value  # [k, v]
+                if rides:
+                    values[self.sources[j]] += b_value
+                z[i] = z[i] + weight * values @ w_out
+            if not rides:
+                biases[i] += b_value @ w_out
+        return z, biases + (0 if op.b_out is None else array(op.b_out))
 
     def feed_forward(self, x: Array, op: FeedForward | Routed) -> Array:
         if isinstance(op, Routed):

@@ -15,8 +15,8 @@ from decompx_fast import ops
 from decompx_fast.errors import BackendError
 from decompx_fast.ops.backends import cuda
 
-BENCH = Path(__file__).resolve().parent.parent / "bench"
-sys.path.insert(0, str(BENCH))
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tools"))
 
 import nvcc_gate  # noqa: E402
 from compile_report import cuda_to_json, render_cuda  # noqa: E402
@@ -125,7 +125,7 @@ def test_gate_without_nvcc_says_that_nothing_was_compiled(monkeypatch, capsys):
 
 
 def test_committed_results_are_good_complete_and_what_the_table_shows():
-    text = (BENCH / "results" / "compile_cuda.json").read_text()
+    text = (ROOT / "bench" / "results" / "compile_cuda.json").read_text()
     result = json.loads(text)
     assert [why for row in result["rows"] for why in nvcc_gate.complaints(row)] == []
     for arch in nvcc_gate.ARCHS:
@@ -134,4 +134,4 @@ def test_committed_results_are_good_complete_and_what_the_table_shows():
         # modes.
         assert len(cases) == 3 * (4 + 4 + 3) + 2 * 5
     assert text == cuda_to_json(result)
-    assert (BENCH / "results" / "compile_cuda.md").read_text() == render_cuda(result)
+    assert (ROOT / "bench" / "results" / "compile_cuda.md").read_text() == render_cuda(result)

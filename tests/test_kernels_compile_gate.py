@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-BENCH = ROOT / "bench"
-sys.path.insert(0, str(BENCH))
+TOOLS = ROOT / "tools"
+sys.path.insert(0, str(TOOLS))
 
 import predict  # noqa: E402
 from compile_report import render  # noqa: E402
@@ -103,7 +103,7 @@ print(json.dumps(judged))
 def test_gate_catches_bad_kernels(tmp_path):
     (tmp_path / "kernels_to_judge.py").write_text(KERNELS)
     script = tmp_path / "judge.py"
-    script.write_text(f"import sys\nsys.path.insert(0, {str(BENCH)!r})\n{SCRIPT}")
+    script.write_text(f"import sys\nsys.path.insert(0, {str(TOOLS)!r})\n{SCRIPT}")
     run = subprocess.run([sys.executable, script, tmp_path / "cache"], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     judged = json.loads(run.stdout)
@@ -144,7 +144,7 @@ def test_offset_checker_follows_values_through_regions():
 
 
 def committed():
-    return json.loads((BENCH / "results" / "compile.json").read_text())
+    return json.loads((ROOT / "bench" / "results" / "compile.json").read_text())
 
 
 def test_committed_results_have_no_spills_and_are_what_the_table_shows():
@@ -153,11 +153,13 @@ def test_committed_results_have_no_spills_and_are_what_the_table_shows():
     for section in sections.values():
         for row in section["rows"]:
             assert row["spill_bytes"] == row["spill_instructions"] == 0 and row["narrow_offsets"] == []
-    assert (BENCH / "results" / "compile.md").read_text() == render(sections)
+    assert (ROOT / "bench" / "results" / "compile.md").read_text() == render(sections)
 
 
 def test_prediction_is_of_the_committed_results():
-    assert (BENCH / "results" / "h100-predicted.md").read_text() == predict.render(predict.predictions(committed()))
+    assert (ROOT / "bench" / "results" / "h100-predicted.md").read_text() == predict.render(
+        predict.predictions(committed())
+    )
     for found in predict.predictions(committed()):
         assert 0 < found.share <= 1 and found.in_flight_kb >= 1
 
@@ -173,7 +175,7 @@ def test_predicted_occupancy_is_that_of_the_scarcest_resource(registers, shared_
 
 def test_committed_results_cover_every_case():
     list_cases = "import compile_gate as g, json; print(json.dumps([[c.arch, c.dtype, c.name] for c in g.all_cases()]))"
-    run = subprocess.run([sys.executable, "-c", list_cases], cwd=BENCH, capture_output=True, text=True, check=False)
+    run = subprocess.run([sys.executable, "-c", list_cases], cwd=TOOLS, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     for section in committed().values():
         assert [[row["arch"], row["dtype"], row["case"]] for row in section["rows"]] == json.loads(run.stdout)
@@ -196,7 +198,7 @@ print(json.dumps({"kernels": sorted({entry["kernel"].rpartition(".")[2] for entr
 @pytest.mark.slow
 def test_the_compiler_takes_every_kind_of_launch_that_the_engines_make():
     """The interpreter runs what the compiler refuses, such as a name that exists only under a condition."""
-    run = subprocess.run([sys.executable, "-c", FRONT_END], cwd=BENCH, capture_output=True, text=True, check=False)
+    run = subprocess.run([sys.executable, "-c", FRONT_END], cwd=TOOLS, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     found = json.loads(run.stdout)
     assert found["failures"] == []

@@ -17,7 +17,7 @@ from decompx_fast.errors import InputError
 from decompx_fast.kernels import launch
 from decompx_fast.ops.backends import launches
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "bench"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tools"))
 
 import tune
 

@@ -17,7 +17,18 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from ..linearize.layer import Attention, FeedForward, Linearization, LinearizedLayer, Norm, Op, Routed, Sublayer
+from ..linearize.layer import (
+    Attention,
+    AttentionPattern,
+    FeedForward,
+    Linearization,
+    LinearizedLayer,
+    Norm,
+    Op,
+    Routed,
+    StateMap,
+    Sublayer,
+)
 from .attribution import Attribution
 
 #: An estimate of this share of the largest score is worth a warning. Half precisions are chosen by who can do with an
@@ -71,11 +82,11 @@ class Conditioning:
                 mean = 1 / (size.shape[-1] * math.sqrt(layer.input.shape[-1]))
                 self._add((size / norm.std).sum(-1), self._state * mean)
             for op in sublayer.ops:
-                if isinstance(op, Attention):
-                    rows, alpha = _sampled_weights(op)
-                    self._add(*_attention_gain(op, rows, alpha, constants))
+                for pattern in (part.pattern for part in op.parts) if isinstance(op, Attention) else ():
+                    rows, alpha = _sampled_weights(pattern)
+                    self._add(*_attention_gain(pattern, rows, alpha, constants))
                     if self._lost_below is not None:
-                        self._add(_share_below(self._lost_below, op, rows, alpha), 1.0)
+                        self._add(_share_below(self._lost_below, pattern, rows, alpha), 1.0)
 
         if self._half_smallest is not None and state is not None:
             for size in _sizes(layer, state):
@@ -112,7 +123,9 @@ def _rounding(dtype: torch.dtype) -> float:
 
 def _norms(sublayer: Sublayer) -> list[tuple[Norm, Tensor]]:
     """Each norm whose input is known, at least in part, and the length of that ``[b, i]``."""
-    if sublayer.input is None:
+    if sublayer.input is None or isinstance(sublayer.ops[0], StateMap):
+        return []
+    if sublayer.post_norm is not None and sublayer.post_norm.fixed:  # which divides by nothing
         return []
     size = torch.linalg.vector_norm(sublayer.input, dim=-1)
     before = [sublayer.pre_norm, *(op.norm for op in sublayer.ops if isinstance(op, FeedForward))]
@@ -149,6 +162,8 @@ def _first_maps(op: Op) -> list[Tensor]:
         return [op.w_value]
     if isinstance(op, FeedForward):
         return [op.w_in]
+    if isinstance(op, StateMap):
+        return [op.weight]
     return [part.network.w_in for part in op.parts] if isinstance(op, Routed) else []
 
 
@@ -158,32 +173,34 @@ def _gain(norm: Norm) -> Tensor:
     return gain if norm.weight is None else gain * norm.weight.float().square().mean().sqrt()
 
 
-def _sampled_weights(op: Attention) -> tuple[slice, Tensor]:
+def _sampled_weights(pattern: AttentionPattern) -> tuple[slice, Tensor]:
     """Some target positions, and their attention weights ``[b, h, i, j]``."""
-    n = op.pattern.query.shape[2]
+    n = pattern.query.shape[2]
     rows = slice(0, n, max(n // SAMPLED_ROWS, 1))
-    return rows, op.pattern.weights(rows)
+    return rows, pattern.weights(rows)
 
 
-def _attention_gain(op: Attention, rows: slice, alpha: Tensor, error: float) -> tuple[Tensor, float]:
+def _attention_gain(pattern: AttentionPattern, rows: slice, alpha: Tensor, error: float) -> tuple[Tensor, float]:
     """``[b]`` times a factor: the relative error of the mixed values for such an error of queries and keys."""
-    pattern = op.pattern
     size = torch.linalg.vector_norm(pattern.query[:, :, rows], dim=-1)  # [b, h, i]
     keys = torch.linalg.vector_norm(pattern.key, dim=-1)  # [b, g, j]
-    if op.heads != op.kv_heads:
-        keys = keys.repeat_interleave(op.heads // op.kv_heads, dim=1)
+    group = pattern.query.shape[1] // pattern.key.shape[1]
+    keys = keys if group == 1 else keys.repeat_interleave(group, dim=1)
     moved = (torch.addcmul(alpha, alpha, alpha, value=-1) * keys.unsqueeze(2)).sum(-1)  # [b, h, i]
     scale = abs(pattern.scale) / (math.sqrt(pattern.query.shape[-1]) * size[0].numel())
     return (moved * size).sum((1, 2)), error * scale
 
 
-def _share_below(least: float, op: Attention, rows: slice, alpha: Tensor) -> Tensor:
+def _share_below(least: float, pattern: AttentionPattern, rows: slice, alpha: Tensor) -> Tensor:
     """``[b]``, the share of positions that may be attended and whose weights are below ``least`` in all heads."""
     lost = (alpha < least).all(1)  # [b, i, j]
-    allowed = op.pattern.allowed(rows)
+    allowed = pattern.allowed(rows)
+    if pattern.hubs is not None:
+        live = pattern.hubs.live(rows).unsqueeze(-1).expand_as(lost)
+        allowed = live if allowed is None else live & allowed
     if allowed is None:
         return lost.double().mean((1, 2))
-    return (lost & allowed).sum((1, 2)).double() / allowed.sum()
+    return (lost & allowed).sum((-2, -1)).double() / allowed.sum((-2, -1)).clamp_min(1)
 
 
 def score_error(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..errors import NumericalError, PrecisionWarning, warn_user
-from ..linearize.layer import Attention, Convolution, FeedForward, LinearizedLayer, Op, Routed
+from ..linearize.layer import Attention, Convolution, FeedForward, LinearizedLayer, Op, Routed, StateMap
 from .attribution import Attribution
 
 #: What to compute in where a dtype's range does not suffice. bfloat16 has that of float32, in two bytes.
@@ -132,9 +132,12 @@ def _largest(x: Tensor) -> float:
 def _weights(layer: LinearizedLayer) -> Iterator[tuple[str, Tensor]]:
     for op in (op for sublayer in layer.sublayers for op in sublayer.ops):
         if isinstance(op, Attention):
-            yield from (("a value weight", op.w_value), ("an attention output weight", op.w_out))
+            yield from (("a value weight", part.w_value) for part in op.parts)
+            yield "an attention output weight", op.w_out
         elif isinstance(op, Convolution):
             yield "a weight of the convolution", op.weight
+        elif isinstance(op, StateMap):
+            yield "a weight of a bottleneck", op.weight
         for network in _networks(op):
             yield from (("a feed-forward weight", network.w_in), ("a feed-forward output weight", network.w_out))
             if network.w_gate is not None:

@@ -10,7 +10,7 @@ weights that are not rounded to zero both readings are the same.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -23,12 +23,16 @@ from ..linearize.layer import Attention, AttentionPattern, Convolution, Op, Subl
 class Reach:
     """The tokens that reach position ``i``: from ``first[i]`` to ``last[i]``, both ``[i]``; at a head also ``[b, r]``.
 
-    A range without holes, whose ends grow along the positions, since what a position attends is one.
+    A range without holes, whose ends grow along the positions, since what a position attends is one. With hubs
+    (:mod:`..linearize.hubs`) these reach every position beside the range, ``hubs`` ``[b, j]``, and are reached by all
+    themselves, ``whole`` ``[b, i]``; after another attention with hubs, all is.
     ``None`` in place of a reach: every token, at every position.
     """
 
     first: Tensor
     last: Tensor
+    hubs: Tensor | None = None
+    whole: Tensor | None = None
 
     @classmethod
     def own(cls, n: int, device: torch.device) -> Reach:
@@ -44,22 +48,30 @@ class Reach:
 
     def joined(self, other: Reach) -> Reach:
         """What either reaches; both hold the position itself, so that no hole comes between."""
-        return Reach(torch.minimum(self.first, other.first), torch.maximum(self.last, other.last))
+        first, last = torch.minimum(self.first, other.first), torch.maximum(self.last, other.last)
+        return replace(self, first=first, last=last)
 
     def read(self, positions: Sequence[int]) -> Reach:
         """Of one row that is made of several positions: whatever reaches any of them."""
         rows = list(positions)
-        return Reach(self.first[rows].amin(0, keepdim=True), self.last[rows].amax(0, keepdim=True))
+        whole = None if self.whole is None else self.whole[:, rows].any(1, keepdim=True)
+        return Reach(self.first[rows].amin(0, keepdim=True), self.last[rows].amax(0, keepdim=True), self.hubs, whole)
 
     def at(self, rows: Tensor) -> Reach:
         """At positions ``[b, r]``, which may differ from item to item."""
-        return Reach(self.first[rows], self.last[rows])
+        whole = None if self.whole is None else self.whole.gather(1, rows.to(self.whole.device))
+        return Reach(self.first[rows], self.last[rows], self.hubs, whole)
 
     def through(self, pattern: AttentionPattern) -> Reach | None:
         """What is reached after an attention; all that was before, and more."""
-        if not pattern.causal and pattern.window is None:
-            return None
         n = len(self.first)
+        if pattern.hubs is not None and self.hubs is None:
+            lowest, highest = pattern.hubs.window(torch.arange(n, device=self.first.device))
+            where = pattern.hubs.where
+            return Reach(self.first[lowest], self.last[highest], where, where)
+        # All attend some hub, and hubs were reached by all.
+        if self.hubs is not None or (not pattern.causal and pattern.window is None):
+            return None
         window = n if pattern.window is None else pattern.window
         i = torch.arange(n, device=self.first.device)
         lowest = (i - window + 1).clamp_min(0)
@@ -111,6 +123,9 @@ def equal_shares(reach: Reach | None, member: Tensor, n_sources: int, dtype: tor
         before = torch.zeros(b, n + 1, n_sources, dtype=torch.int32, device=member.device)
         before[:, 1:] = owns.cumsum(1, dtype=torch.int32)  # how many tokens of a source come before a position
         reached = before[:, reach.last + 1] > before[:, reach.first]
+        if reach.hubs is not None and reach.whole is not None:
+            reached = reached | (owns & reach.hubs.unsqueeze(-1)).any(1, keepdim=True)
+            reached = reached | (reach.whole.unsqueeze(-1) & owns.any(1, keepdim=True))
     shares = reached.to(dtype)
     return shares / shares.sum(-1, keepdim=True)
 

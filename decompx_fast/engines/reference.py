@@ -23,6 +23,7 @@ from ..linearize.layer import (
     LinearizedLayer,
     Norm,
     Routed,
+    StateMap,
     Sublayer,
 )
 from .accuracy import Conditioning, model_dtype_of
@@ -38,6 +39,8 @@ STAGES_OF: dict[str, tuple[str | None, str | None, str | None]] = {
     "attention": ("attention", "res1", "ln1"),
     "ffn": ("ffn", "res2", None),
     "convolution": (None, None, None),
+    "narrow": (None, None, None),
+    "widen": (None, None, None),
 }
 
 #: Numbers of the FFN hidden that may exist at once; positions are taken in blocks, since they do not mix there.
@@ -203,8 +206,17 @@ def _one_vector_per_source(x: Tensor, sources: Tensor | None) -> Tensor:
 def _layer(
     x: Tensor, layer: LinearizedLayer, config: DecompXConfig, trace: _Trace, walk: _Walk, *, first: bool
 ) -> Tensor:
+    wide = x
     for sublayer in layer.sublayers:
-        x = _sublayer(x, sublayer, config, trace, walk, layer.index, STAGES_OF[sublayer.kind], first=first)
+        op = sublayer.ops[0]
+        if isinstance(op, StateMap):
+            rule = walk.rule()
+            mapped = rule.add(x @ op.weight.to(x.dtype), op.bias)
+            wide, x = (x, mapped) if op.kind == "narrow" else (wide, wide + mapped)
+            x = _norm(x, sublayer.post_norm, rule) if config.ln2 else x
+        else:
+            stages = STAGES_OF[sublayer.kind]
+            x = _sublayer(x, sublayer, config, trace, walk, layer.index, stages, first=first, wide=wide)
     return x
 
 
@@ -218,12 +230,14 @@ def _sublayer(
     stages: tuple[str | None, str | None, str | None],
     *,
     first: bool,
+    wide: Tensor,
 ) -> Tensor:
-    """``X <- post_norm(X + out_norm(op(pre_norm(X))))``, equations 5 to 11."""
+    """``X <- post_norm(X + out_norm(op(pre_norm(X))))``, equations 5 to 11; ``wide`` is the residual stream."""
     with_norm = config.ln1 if sublayer.has_attention else config.ln2
     ops = active_ops(sublayer, config)
     before, after = walk.step(sublayer)
-    u = _norm(x, sublayer.pre_norm, before) if with_norm else x
+    u = wide if sublayer.reads_wide else x
+    u = _norm(u, sublayer.pre_norm, before) if with_norm else u
     branch, late_bias = torch.zeros_like(x), None
     for op in ops:
         if isinstance(op, FeedForward):
@@ -235,6 +249,7 @@ def _sublayer(
         if isinstance(op, Convolution):
             branch = branch + _convolution(u, op, config, walk)
             continue
+        assert isinstance(op, Attention)
         z, bias = _attention(u, op, config, walk.sources, first=first)
         if config.variant == "paper":
             z = after.add(z, bias)
@@ -259,15 +274,17 @@ def _attention(
 
     In the first layer of the released code the value bias rides inside the value vectors of its own token.
     """
-    values = x @ op.w_value.to(x.dtype)  # [b, j, k, (g v)]
-    bias = op.bias()
-    if config.variant == "released" and first and op.b_value is not None:
-        member = _membership(sources, x.shape[2], x.dtype)
-        values = values + member.unsqueeze(-1) * op.b_value.to(x.dtype)
-        bias = op.b_out
-    values = op.expand_heads(values.unflatten(-1, (op.kv_heads, -1)))  # [b, j, k, h, v]
-    alpha = op.pattern.weights().to(x.dtype)
-    mixed = torch.einsum("bhij,bjkhv->bikhv", alpha, values).flatten(-2)
+    rides = config.variant == "released" and first
+    mixed = torch.zeros((), dtype=x.dtype, device=x.device)
+    for part in op.parts:
+        values = x @ part.w_value.to(x.dtype)  # [b, j, k, (g v)]
+        if rides and part.b_value is not None:
+            member = _membership(sources, x.shape[2], x.dtype)
+            values = values + member.unsqueeze(-1) * part.b_value.to(x.dtype)
+        values = op.expand_heads(values.unflatten(-1, (op.kv_heads, -1)))  # [b, j, k, h, v]
+        alpha = part.pattern.weights().to(x.dtype)
+        mixed = mixed + torch.einsum("bhij,bjkhv->bikhv", alpha, values).flatten(-2)
+    bias = op.b_out if rides and op.has_value_bias else op.bias()
     return mixed @ op.w_out.to(x.dtype), bias
 
 

@@ -58,6 +58,7 @@ class ModelShape:
         foldable: whether all layers have the form of the operator path, rules aside.
         reads_all: whether the head reads the mean of all positions.
         least_kv_heads: of the attention that has the fewest; 0 where all have as many.
+        narrow: the size of the narrower state that layers work on; 0 without one.
         taps: how many tokens a convolution of the embedding reads at a position; 0 without one.
         rows: how many positions the head reads, of all items of a batch together.
         outputs: of the head's last map, where only the columns that are asked for are formed of it; else 0.
@@ -84,6 +85,7 @@ class ModelShape:
     reads_all: bool = False
     least_kv_heads: int = 0
     taps: int = 0
+    narrow: int = 0
     rows: int = 1
     outputs: int = 0
     routed: bool = False
@@ -180,6 +182,7 @@ def _read(layers: Sequence[Sequence[Any]], n_layers: int, d: int, classes: int, 
         taps=max((op.weight.shape[2] for op in convolutions), default=0),
         routed=any(_is_routed(op) for op in ops),
         shifted=any(network.shift for network in networks),
+        narrow=max((_narrow_size(op) for op in ops if op.kind == "narrow"), default=0),
     )
 
 
@@ -219,6 +222,10 @@ def _networks(op: Any) -> list[Any]:
 
 def _value_size(op: Any) -> int:
     return (op.w_out if hasattr(op, "w_out") else op.out.weight).shape[0]
+
+
+def _narrow_size(op: Any) -> int:
+    return (op.map.weight if hasattr(op, "map") else op.weight).shape[1]
 
 
 def _hidden_size(op: Any) -> int:

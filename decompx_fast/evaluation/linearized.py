@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError, UnsupportedModelError
-from ..linearize.layer import Attention, Linearization, LinearizedLayer
+from ..linearize.layer import Attention, Linearization, LinearizedLayer, StateMap
 from ..linearize.linearization import linearize, only_device, unwrap
 from ..linearize.model_run import plain_mode
 from ..linearize.spec import AttentionSpec, ConvolutionSpec, LayerSpec, RoutedSpec
@@ -62,7 +62,7 @@ def attention_of(layer: LinearizedLayer) -> tuple[Attention, Tensor]:
     """The attention of a layer and the state that it reads, ``[b, j, d]``.
 
     Raises:
-        UnsupportedModelError: if there is none, or several.
+        UnsupportedModelError: if there is none, or several, or one with hubs.
     """
     found: list[tuple[Attention, Tensor]] = []
     for sublayer in layer.sublayers:
@@ -74,6 +74,10 @@ def attention_of(layer: LinearizedLayer) -> tuple[Attention, Tensor]:
                 found.append((op, x))
     if len(found) != 1:
         raise UnsupportedModelError(f"layer {layer.index} has {len(found)} attentions, where one was expected")
+    if found[0][0].hubs is not None:
+        raise hubs_refusal("this method")
+    if any(isinstance(sublayer.ops[0], StateMap) for sublayer in layer.sublayers):
+        raise bottleneck_refusal("this method")
     return found[0]
 
 
@@ -83,6 +87,8 @@ def refuse_convolutions(layer: LayerSpec, method: str) -> None:
     Raises:
         UnsupportedModelError: if the layer has one; names the method that does not know it.
     """
+    if any(op.kind in ("narrow", "widen") for sublayer in layer for op in sublayer.ops):
+        raise bottleneck_refusal(method)
     for op in (op for sublayer in layer for op in sublayer.ops):
         if isinstance(op, ConvolutionSpec):
             found = "a convolution of its embedding"
@@ -93,6 +99,22 @@ def refuse_convolutions(layer: LayerSpec, method: str) -> None:
         else:
             continue
         raise UnsupportedModelError(f"this model has {found}, which {method} does not know: use decompx for this model")
+
+
+def hubs_refusal(method: str) -> UnsupportedModelError:
+    """An error that says that a method does not know attention with hubs (:mod:`..linearize.hubs`)."""
+    return UnsupportedModelError(
+        f"this model has an attention with global tokens or in blocks, which {method} does not know: use decompx for "
+        "this model"
+    )
+
+
+def bottleneck_refusal(method: str) -> UnsupportedModelError:
+    """An error that says that a method does not know a narrower state (:mod:`..linearize.narrow`)."""
+    return UnsupportedModelError(
+        f"this model's layers work on a narrower state between two maps, which {method} does not know: use decompx for "
+        "this model"
+    )
 
 
 def head_values(attention: Attention, x: Tensor) -> Tensor:

@@ -17,17 +17,20 @@ from torch import Tensor
 from ..activations import get_activation
 from ..errors import InputError
 from .convolution import Convolution
+from .hubs import Hubs
 from .layer import (
     Attention,
     AttentionPattern,
     FeedForward,
     Head,
     HeadStep,
+    HubAttention,
     LinearizedLayer,
     Norm,
     Op,
     Routed,
     RoutedPart,
+    StateMap,
     Sublayer,
     WholeMap,
 )
@@ -39,11 +42,13 @@ from .spec import (
     ConvolutionSpec,
     FeedForwardSpec,
     HeadStepSpec,
+    HubSpec,
     LayerSpec,
     NormSpec,
     OpSpec,
     RoutedSpec,
     ScaleSpec,
+    StateMapSpec,
     SublayerSpec,
     choice_name,
 )
@@ -62,9 +67,12 @@ class Steps:
         if isinstance(spec, ScaleSpec):
             norm = Norm(x.new_full(x.shape[:-1], 1 / spec.factor), None, None, centre=False)
             return norm, norm.linear(x)
-        second_moment = x.var(-1, unbiased=False) if spec.centre else x.square().mean(-1)
         weight = None if spec.weight is None else spec.weight.to(x.dtype)
         bias = None if spec.bias is None else spec.bias.to(x.dtype)
+        if spec.fixed:
+            fixed = Norm(torch.ones_like(x[..., 0]), weight, bias, centre=False, fixed=True)
+            return fixed, fixed.linear(x) if bias is None else fixed.linear(x) + bias
+        second_moment = x.var(-1, unbiased=False) if spec.centre else x.square().mean(-1)
         norm = Norm(torch.sqrt(second_moment + spec.eps), weight, bias, spec.centre)
         y = norm.linear(x)
         return norm, y if bias is None else y + bias
@@ -97,10 +105,14 @@ def linearize_layer(
         context: what the model called the layer with besides, for attentions with ``positions``.
         steps: where the results of the steps come from.
     """
-    state = x
+    state = wide = x
     sublayers = []
     for part in spec:
-        sublayer, state = _linearize_sublayer(part, state, x, context, steps)
+        op = part.ops[0]
+        if isinstance(op, StateMapSpec):
+            sublayer, wide, state = _cross(part, op, wide, state, steps)
+        else:
+            sublayer, state = _linearize_sublayer(part, state, wide, x, context, steps)
         sublayers.append(sublayer)
     return LinearizedLayer(index, tuple(sublayers), x, state)
 
@@ -115,7 +127,7 @@ def restore_layer(spec: LayerSpec, layer: LinearizedLayer, context: Context = NO
     for part, kept in zip(spec, layer.sublayers, strict=True):
         if kept.input is None:
             raise ValueError(f"layer {layer.index} was kept without the inputs of its sublayers: compute it anew")
-        _, u = _linearize_norm(part.pre_norm, kept.input, COMPUTED)
+        _, u = _linearize_norm(part.pre_norm, layer.input if part.reads_wide else kept.input, COMPUTED)
         ops = []
         for op in part.ops:
             norm, read = own_norm(op, kept.input, u, COMPUTED)
@@ -219,18 +231,30 @@ def _narrow_step(map_: Affine, activation: str | None, x: Tensor, outputs: Tenso
     return HeadStep(weight, bias, activation, zeta, narrow=True, whole=whole)
 
 
+def _cross(
+    spec: SublayerSpec, op: StateMapSpec, wide: Tensor, state: Tensor, steps: Steps
+) -> tuple[Sublayer, Tensor, Tensor]:
+    """The way to a narrower state or back, the residual stream, and the state after it."""
+    mapped = steps.multiply(op.map, state)
+    if op.kind == "narrow":
+        wide = state
+    post_norm, out = _linearize_norm(spec.post_norm, mapped if op.kind == "narrow" else wide + mapped, steps)
+    map_ = op.map.to(state.dtype)
+    return Sublayer((StateMap(op.kind, map_.weight, map_.bias),), post_norm=post_norm, input=state), wide, out
+
+
 def _linearize_sublayer(
-    spec: SublayerSpec, x: Tensor, start: Tensor, context: Context, steps: Steps
+    spec: SublayerSpec, x: Tensor, wide: Tensor, start: Tensor, context: Context, steps: Steps
 ) -> tuple[Sublayer, Tensor]:
-    """A sublayer on the state ``x``, of a layer that began with ``start``."""
-    pre_norm, u = _linearize_norm(spec.pre_norm, x, steps)
+    """A sublayer on the state ``x`` beside the stream ``wide``, of a layer that began with ``start``."""
+    pre_norm, u = _linearize_norm(spec.pre_norm, wide if spec.reads_wide else x, steps)
     ops, branches = zip(*(_linearize_branch(op, x, u, start, context, steps) for op in spec.ops), strict=True)
     branch = branches[0]
     for part in branches[1:]:
         branch = branch + part
     out_norm, branch = _linearize_norm(spec.out_norm, branch, steps)
     post_norm, out = _linearize_norm(spec.post_norm, x + branch, steps)
-    return Sublayer(ops, pre_norm, out_norm, post_norm, x), out
+    return Sublayer(ops, pre_norm, out_norm, post_norm, x, spec.reads_wide), out
 
 
 def _linearize_branch(
@@ -267,7 +291,12 @@ def _branch(op: Op, spec: OpSpec, u: Tensor, steps: Steps) -> Tensor:
 
 @_branch.register
 def _(op: Attention, spec: AttentionSpec, u: Tensor, steps: Steps) -> Tensor:
-    return steps.multiply(spec.out, op.context(steps.multiply(spec.value, u)))
+    values = steps.multiply(spec.value, u)
+    mixed = op.context(values)
+    if op.hubs is not None and spec.hubs is not None:
+        same = spec.hubs.value is spec.value
+        mixed = mixed + op.hubs.context(values if same else steps.multiply(spec.hubs.value, u))
+    return steps.multiply(spec.out, mixed)
 
 
 @_branch.register
@@ -294,15 +323,54 @@ def _linearize_op(spec: OpSpec, u: Tensor, start: Tensor, context: Context, step
 
 @_linearize_op.register
 def _(spec: AttentionSpec, u: Tensor, start: Tensor, context: Context, steps: Steps) -> Attention:
-    query = steps.multiply(spec.query, u).unflatten(-1, (spec.heads, -1)).transpose(1, 2)  # [b, h, i, v]
-    key = steps.multiply(spec.key, u).unflatten(-1, (spec.kv_heads, -1)).transpose(1, 2)  # [b, g, j, v]
-    bias = None
+    read = u
+    if spec.before is not None:
+        map_, norm = spec.before
+        _, read = steps.normalize(norm, steps.multiply(map_, u))
+    query = steps.multiply(spec.query, read).unflatten(-1, (spec.heads, -1)).transpose(1, 2)  # [b, h, i, v]
+    key = steps.multiply(spec.key, read).unflatten(-1, (spec.kv_heads, -1)).transpose(1, 2)  # [b, g, j, v]
+    plain_query, plain_key, bias = query, key, None
     if spec.positions is not None:
         query, key, bias = spec.positions(query, key, context)
     sink = None if spec.sink is None else spec.sink.to(u.dtype)
     pattern = AttentionPattern(query, key, spec.scale, spec.causal, spec.window, bias, spec.softcap, sink)
     value, out = spec.value.to(u.dtype), spec.out.to(u.dtype)
-    return Attention(pattern, value.weight, value.vector, out.weight, out.bias, spec.heads, spec.kv_heads)
+    op = Attention(pattern, value.weight, value.vector, out.weight, out.bias, spec.heads, spec.kv_heads)
+    where = None if spec.hubs is None else spec.hubs.where(u.shape[1], context)
+    if spec.hubs is None or where is None:
+        return op
+    hubs = Hubs(where, spec.hubs.radius, spec.hubs.block)
+    return _with_hubs(op, spec, spec.hubs, hubs, u, steps, plain_query, plain_key)
+
+
+def _with_hubs(
+    op: Attention,
+    spec: AttentionSpec,
+    maps: HubSpec,
+    hubs: Hubs,
+    u: Tensor,
+    steps: Steps,
+    query: Tensor,
+    key: Tensor,
+) -> Attention:
+    """An attention whose hubs mix by ``maps``; ``query`` and ``key`` are those of the others, without positions."""
+    if maps.query is not spec.query:
+        query = steps.multiply(maps.query, u).unflatten(-1, (spec.heads, -1)).transpose(1, 2)
+    if maps.key is not spec.key:
+        key = steps.multiply(maps.key, u).unflatten(-1, (spec.kv_heads, -1)).transpose(1, 2)
+    own = AttentionPattern(query, key, spec.scale, hubs=replace(hubs, own_rows=True))
+    weight, bias = op.value_weight, op.b_value
+    if maps.value is not spec.value:
+        value = maps.value.to(u.dtype)
+        weight, bias = value.weight, value.vector
+    pattern = replace(op.pattern, causal=False, window=None, hubs=hubs)
+    return replace(op, pattern=pattern, hubs=HubAttention(own, weight, bias))
+
+
+@_linearize_op.register
+def _(spec: StateMapSpec, u: Tensor, start: Tensor, context: Context, steps: Steps) -> StateMap:
+    map_ = spec.map.to(u.dtype)
+    return StateMap(spec.kind, map_.weight, map_.bias)
 
 
 @_linearize_op.register

@@ -27,6 +27,8 @@ from .convolution import Convolution as Convolution  # engines take all that a l
 from .head import Head as Head
 from .head import HeadStep as HeadStep
 from .head import WholeMap as WholeMap
+from .hubs import Hubs
+from .narrow import StateMap as StateMap
 from .norm import Norm as Norm
 from .routed import Routed as Routed
 from .routed import RoutedPart as RoutedPart
@@ -59,6 +61,8 @@ class AttentionPattern:
         bias: finite additive logits, broadcastable to ``[b, h, i, j]``, or ``None``.
         softcap: if given, logits are ``softcap * tanh(logits / softcap)`` before the bias.
         sink: ``[h]``, one more logit in each row, whose weight goes nowhere: rows then sum to less than 1. Or ``None``.
+        hubs: a window with positions that are attended from everywhere, instead of ``causal`` and ``window``; then
+            some rows are zero.
     """
 
     query: Tensor
@@ -69,9 +73,13 @@ class AttentionPattern:
     bias: Tensor | None = None
     softcap: float | None = None
     sink: Tensor | None = None
+    hubs: Hubs | None = None
 
-    def allowed(self, rows: slice = slice(None), columns: slice = slice(None)) -> Tensor | None:
-        """``[i, j]`` True where position ``i`` of ``rows`` may attend ``j`` of ``columns``; ``None`` where all may."""
+    def allowed(self, rows: slice = slice(None), columns: slice | Tensor = slice(None)) -> Tensor | None:
+        """Where position ``i`` of ``rows`` may attend ``j`` of ``columns``, ``[i, j]``, with hubs ``[b, i, j]``;
+        ``None`` where all may."""
+        if self.hubs is not None:
+            return self.hubs.allowed(rows, columns)
         if not self.causal and self.window is None:
             return None
         i = torch.arange(self.query.shape[2], device=self.query.device)[rows, None]
@@ -79,14 +87,15 @@ class AttentionPattern:
         allowed = j <= i if self.causal else torch.ones_like(i + j, dtype=torch.bool)
         return allowed if self.window is None else allowed & ((i - j).abs() < self.window)
 
-    def weights(self, rows: slice = slice(None), columns: slice = slice(None)) -> Tensor:
+    def weights(self, rows: slice = slice(None), columns: slice | Tensor = slice(None)) -> Tensor:
         """The attention weights ``alpha`` of some target positions, ``[b, h, i, j]``.
 
-        Each row sums to 1, less the weight of the sink.
+        Each row sums to 1, less the weight of the sink; with hubs some are zero.
 
         Args:
             rows: the target positions ``i``.
-            columns: the attended positions ``j``; must hold every one that ``rows`` attend (see :meth:`columns`).
+            columns: the attended positions ``j``, a range or an index; must hold every one that ``rows`` attend (see
+                :meth:`columns`).
         """
         key = self._repeat(self.key[:, :, columns])
         logits = (self.query[:, :, rows] * self.scale) @ key.transpose(-1, -2)  # [b, h, i, j]
@@ -97,11 +106,14 @@ class AttentionPattern:
             logits = logits + (bias if bias.shape[-1] == 1 else bias[..., columns])
         allowed = self.allowed(rows, columns)
         if allowed is not None:
+            allowed = allowed if allowed.ndim == 2 else allowed.unsqueeze(1)
             logits = logits.masked_fill(~allowed, float("-inf"))
-        if self.sink is None:
-            return logits.softmax(-1)
-        sink = self.sink.to(logits.dtype)[None, :, None, None].expand(*logits.shape[:3], 1)
-        return torch.cat((logits, sink), dim=-1).softmax(-1)[..., :-1]
+        if self.sink is not None:
+            sink = self.sink.to(logits.dtype)[None, :, None, None].expand(*logits.shape[:3], 1)
+            logits = torch.cat((logits, sink), dim=-1)
+        alpha = logits.softmax(-1)
+        alpha = alpha if self.sink is None else alpha[..., :-1]
+        return alpha if self.hubs is None else alpha * self.hubs.live(rows)[:, None, :, None]
 
     def row_sums(self, rows: slice = slice(None)) -> Tensor | None:
         """What the weights of some target positions sum to, ``[b, h, i]``; ``None`` where that is 1."""
@@ -129,13 +141,22 @@ class AttentionPattern:
     def block_shape(self, n_rows: int) -> tuple[int, int]:
         """How high a block of so many rows is at the most, and how wide it is then."""
         n = self.key.shape[2]
-        if self.window is None:
+        window, beside = self.window, 0
+        if self.hubs is not None and not self.hubs.own_rows:
+            window, beside = self.hubs.block * (self.hubs.radius + 1), len(self.hubs.positions)
+        if window is None:
             return n_rows, n
         # Blocks as high as the window is wide: few, and little of each is masked.
-        height = max(self.window, MIN_BLOCK_ROWS)
-        return min(height, n_rows), min(height + 2 * self.window, n)
+        height = max(window, MIN_BLOCK_ROWS)
+        return min(height, n_rows), min(height + 2 * window + beside, n)
 
-    def blocks(self, rows: slice = slice(None), most_bytes: int | None = None) -> Iterator[tuple[slice, slice, Tensor]]:
+    def live_rows(self, rows: slice) -> list[slice]:
+        """The parts of ``rows`` outside of which all weights are zero."""
+        return [rows] if self.hubs is None else self.hubs.runs(rows)
+
+    def blocks(
+        self, rows: slice = slice(None), most_bytes: int | None = None
+    ) -> Iterator[tuple[slice, slice | Tensor, Tensor]]:
         """The attention weights of ``rows`` in blocks of at most so many bytes (but a row at the least).
 
         Args:
@@ -144,17 +165,18 @@ class AttentionPattern:
 
         Yields:
             ``(rows, columns, alpha)``: ``alpha`` of these rows and columns, ``[b, h, i, j]``; in every other column
-            it is 0.
+            it is 0, and so it is in rows that are in no block. With hubs, ``columns`` may be an index.
         """
         start, stop, _ = rows.indices(self.query.shape[2])
         b, heads = self.query.shape[:2]
         most, width = self.block_shape(stop - start)
         most_bytes = WORKSPACE_BYTES if most_bytes is None else min(most_bytes, WORKSPACE_BYTES)
         step = max(min(most_bytes // (b * heads * width * self.query.element_size()), most), 1)
-        for first in range(start, stop, step):
-            block = slice(first, min(first + step, stop))
-            columns = self.columns(block)
-            yield block, columns, self.weights(block, columns)
+        for run in self.live_rows(slice(start, stop)):
+            for first in range(run.start, run.stop, step):
+                block = slice(first, min(first + step, run.stop))
+                columns = self.columns(block) if self.hubs is None else self.hubs.columns(block)
+                yield block, columns, self.weights(block, columns)
 
     def mix(self, values: Tensor) -> Tensor:
         """``sum_j alpha[h,i,j] values[j,g(h)]``, in memory linear in the number of positions.
@@ -167,7 +189,11 @@ class AttentionPattern:
         """
         values = self._repeat(values.transpose(1, 2))  # [b, h, j, v]
         plain = self.window is None and self.softcap is None and self.sink is None
-        if plain and (self.bias is None or not self.causal):
+        if self.hubs is not None:
+            mixed = torch.zeros_like(values)
+            for rows, columns, alpha in self.blocks():
+                mixed[:, :, rows] = alpha @ values[:, :, columns]
+        elif plain and (self.bias is None or not self.causal):
             key = self._repeat(self.key)
             mixed = F.scaled_dot_product_attention(
                 self.query, key, values, attn_mask=self.bias, is_causal=self.causal, scale=self.scale
@@ -183,6 +209,24 @@ class AttentionPattern:
 
 
 @dataclass(frozen=True)
+class HubAttention:
+    """The values that hubs mix (:mod:`.hubs`), by a map that may be their own; see :class:`Attention`.
+
+    Attributes:
+        pattern: whose rows are zero but at hubs.
+        w_value, b_value: as those of :class:`Attention`, which they are where hubs have no map of their own.
+    """
+
+    pattern: AttentionPattern
+    w_value: Tensor
+    b_value: Tensor | None
+
+    def context(self, values: Tensor) -> Tensor:
+        """``[b, i, (h v)]`` from the values ``[b, j, (g v)]``."""
+        return self.pattern.mix(values.unflatten(-1, (self.pattern.key.shape[1], -1))).flatten(-2)
+
+
+@dataclass(frozen=True)
 class Attention:
     """Attention as a linear map of the values: ``sum_h sum_j alpha[h,i,j] (x[j] W_V^g(h) + b_V) W_O^h + b_O``.
 
@@ -194,6 +238,7 @@ class Attention:
         w_out: ``[h v, d]``.
         b_out: ``[d]`` or ``None``.
         heads, kv_heads: ``H`` and ``G``.
+        hubs: what the rows of hubs mix, where there are some: these rows of ``pattern`` are zero.
     """
 
     kind: ClassVar[str] = "attention"
@@ -205,6 +250,16 @@ class Attention:
     b_out: Tensor | None
     heads: int
     kv_heads: int
+    hubs: HubAttention | None = None
+
+    @property
+    def parts(self) -> tuple[Attention | HubAttention, ...]:
+        """The patterns, and the values that each mixes: their sum is what the output's map is applied to."""
+        return (self,) if self.hubs is None else (self, self.hubs)
+
+    @property
+    def has_value_bias(self) -> bool:
+        return any(part.b_value is not None for part in self.parts)
 
     @property
     def w_value(self) -> Tensor:
@@ -215,12 +270,18 @@ class Attention:
     def constants(self) -> dict[str, Tensor]:
         """What depends on the input."""
         found = {"query": self.pattern.query, "key": self.pattern.key, "bias": self.pattern.bias}
+        if self.hubs is not None:
+            found |= {"hubs.query": self.hubs.pattern.query, "hubs.key": self.hubs.pattern.key}
         return {name: tensor for name, tensor in found.items() if tensor is not None}
 
     def replace_constants(self, constants: Mapping[str, Tensor]) -> Attention:
         """The same with other :attr:`constants`."""
-        changes: dict[str, Any] = dict(constants)
-        return replace(self, pattern=replace(self.pattern, **changes))
+        changes: dict[str, Any] = {name: value for name, value in constants.items() if "." not in name}
+        of_hubs: dict[str, Any] = {
+            name.removeprefix("hubs."): value for name, value in constants.items() if "." in name
+        }
+        hubs = self.hubs and replace(self.hubs, pattern=replace(self.hubs.pattern, **of_hubs))
+        return replace(self, pattern=replace(self.pattern, **changes), hubs=hubs)
 
     def expand_heads(self, values: Tensor) -> Tensor:
         """Repeat ``[..., g, v]`` to ``[..., h, v]``."""
@@ -229,26 +290,41 @@ class Attention:
     def bias(self, rows: slice = slice(None)) -> Tensor | None:
         """``b_att = b_V W_O + b_O``, ``[d]``: where attention weights sum to 1, the value bias passes unchanged.
 
-        With a sink it is scaled by what the weights of each head sum to, so that each position has a bias of its own:
-        ``[b, i, d]`` of the positions ``rows``.
+        With a sink it is scaled by what the weights of each head sum to, and hubs may have a value bias of their own:
+        then each position has its own, ``[b, i, d]`` of the positions ``rows``.
         """
-        if self.b_value is None:
-            return self.b_out
-        b_value = self.expand_heads(self.b_value.view(self.kv_heads, -1))  # [h, v]
+        through = self._through(self.b_value, rows)
+        if self.hubs is not None and self.hubs.w_value is not self.value_weight:
+            of_hubs = self._through(self.hubs.b_value, rows)
+            zero = torch.zeros_like(self.w_out[0])
+            assert self.hubs.pattern.hubs is not None
+            where = self.hubs.pattern.hubs.where[:, rows, None]
+            through = torch.where(where, zero if of_hubs is None else of_hubs, zero if through is None else through)
+        if through is None or self.b_out is None:
+            return self.b_out if through is None else through
+        return through + self.b_out
+
+    def _through(self, b_value: Tensor | None, rows: slice) -> Tensor | None:
+        """What a bias of the values, ``[(g v)]``, gives after the output's map, ``[d]``; with a sink ``[b, i, d]``."""
+        if b_value is None:
+            return None
+        b_value = self.expand_heads(b_value.view(self.kv_heads, -1))  # [h, v]
         sums = self.pattern.row_sums(rows)
         if sums is not None:
             b_value = sums.transpose(1, 2).unsqueeze(-1) * b_value  # [b, i, h, v]
-        through = b_value.flatten(-2) @ self.w_out
-        return through if self.b_out is None else through + self.b_out
+        return b_value.flatten(-2) @ self.w_out
 
     def __call__(self, x: Tensor) -> Tensor:
         """The forward value, ``[b, i, d]``, from the normed state ``[b, j, d]``."""
-        values = x @ self.w_value if self.b_value is None else x @ self.w_value + self.b_value
-        out = self.context(values) @ self.w_out
+        mixed = torch.zeros((), dtype=x.dtype, device=x.device)
+        for part in self.parts:
+            values = x @ part.w_value
+            mixed = mixed + part.context(values if part.b_value is None else values + part.b_value)
+        out = mixed @ self.w_out
         return out if self.b_out is None else out + self.b_out
 
     def context(self, values: Tensor) -> Tensor:
-        """What the output's map is applied to, ``[b, i, (h v)]``, from the values ``[b, j, (g v)]``."""
+        """What the output's map is applied to, but for hubs: ``[b, i, (h v)]`` from the values ``[b, j, (g v)]``."""
         return self.pattern.mix(values.unflatten(-1, (self.kv_heads, -1))).flatten(-2)
 
 
@@ -333,7 +409,7 @@ class FeedForward:
 
 
 #: An operation of a sublayer; its ``kind`` is what engines choose their treatment of it by.
-Op = Attention | FeedForward | Convolution | Routed
+Op = Attention | FeedForward | Convolution | Routed | StateMap
 
 
 @dataclass(frozen=True)
@@ -346,6 +422,7 @@ class Sublayer:
         ops: in parallel; a convolution stands alone, without ``pre_norm`` and ``out_norm``.
         pre_norm, out_norm, post_norm: or ``None``.
         input: ``[b, i, d]``, the true state ``x``; ``None`` where it was not kept.
+        reads_wide: whether its attention reads the residual stream, though it is added to the narrower state.
     """
 
     ops: tuple[Op, ...]
@@ -353,6 +430,7 @@ class Sublayer:
     out_norm: Norm | None = None
     post_norm: Norm | None = None
     input: Tensor | None = None
+    reads_wide: bool = False
 
     @property
     def has_attention(self) -> bool:

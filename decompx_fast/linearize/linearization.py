@@ -78,13 +78,20 @@ def find_family(model: nn.Module) -> Callable[[nn.Module], ModelSpec]:
         for register in (FAMILIES, SENTENCE_ENCODERS):
             if cls.__name__ in register:
                 return register[cls.__name__]
-    supported = f"supported are {', '.join(supported_architectures())}"
+    supported = f"supported are {', '.join(_of_the_same_kind(type(model).__name__))}"
     for cls in type(model).__mro__:
         if cls.__name__ in UNSUPPORTED:
             raise UnsupportedModelError(
                 f"{type(model).__name__} cannot be explained exactly: {UNSUPPORTED[cls.__name__]}; {supported}"
             )
     raise UnsupportedModelError(f"{type(model).__name__} cannot be explained yet: {supported}")
+
+
+def _of_the_same_kind(name: str) -> list[str]:
+    """The supported classes with the head of the one that is named so; all of them if there are none."""
+    _, found, head = name.rpartition("For")
+    alike = [one for one in supported_architectures() if found and one.endswith(f"For{head}")]
+    return alike or supported_architectures()
 
 
 def describe(model: nn.Module) -> ModelSpec:

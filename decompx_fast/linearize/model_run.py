@@ -114,8 +114,9 @@ class ModelRun:
 class _Listener:
     """Keeps what passes through a model's layers."""
 
-    def __init__(self, spec: ModelSpec, record: Record | None) -> None:
+    def __init__(self, spec: ModelSpec, n_tokens: int, record: Record | None) -> None:
         self.states: list[Tensor] = []
+        self._kept = n_tokens if spec.pads else None
         self.contexts: list[Context] = []
         self._spec = spec
         self._record = record
@@ -126,7 +127,7 @@ class _Listener:
         own = names[0] if names and names[0] in kwargs else "hidden_states"
         state = args[0] if args else kwargs[own]
         if not self.states:
-            self.states.append(state)
+            self.states.append(state if self._kept is None else state[:, : self._kept])
         given = dict(zip(names[1:], args[1:], strict=False)) | {n: v for n, v in kwargs.items() if args or n != own}
         # Nothing else is read, and a cache of keys and values would live on here.
         tensors = {name: value for name, value in given.items() if isinstance(value, (Tensor, tuple))}
@@ -138,6 +139,7 @@ class _Listener:
         if 0 <= done < len(expected) and expected[done] is not module:
             return
         state = output[0] if isinstance(output, tuple) else output
+        state = state if self._kept is None else state[:, : self._kept]
         self.states.append(state.clone() if self._spec.in_place else state)
         if self._record is not None and 0 <= done < len(self.contexts):
             with plain_mode(self.states[-1].device):
@@ -151,6 +153,8 @@ class _Listener:
     def note_product(self, module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
         """After a linear map."""
         if self._record is not None:
+            if self._kept is not None and isinstance(output, Tensor) and output.ndim == 3:
+                output = output[:, : self._kept]
             self._record.note(module, output.clone() if self._spec.in_place and type(output) is Tensor else output)
 
 
@@ -189,7 +193,8 @@ def run_model(
         spec.prepare(model, inputs)
     if spec.backbone is not None:
         _check_not_run(model, spec.backbone)
-    listener = _Listener(spec, record)
+    n_tokens = next((tensor.shape[1] for tensor in inputs.values() if tensor.ndim > 1), 0)
+    listener = _Listener(spec, n_tokens, record)
     with ExitStack() as hooks:
         for module in dict.fromkeys(spec.layer_modules):  # layers may share one module
             hooks.callback(module.register_forward_pre_hook(listener.note_call, with_kwargs=True).remove)
@@ -201,7 +206,8 @@ def run_model(
             hooks.callback(module.register_forward_hook(listener.note_product).remove)
         # Where a configuration asks for these, transformers would leave hooks of its own on the model.
         unwanted = {"output_attentions": False, "output_hidden_states": False}
-        output = (spec.backbone or model)(**inputs, **unwanted, return_dict=True)
+        given = {} if spec.given is None else spec.given(inputs)
+        output = (spec.backbone or model)(**inputs, **given, **unwanted, return_dict=True)
     found = getattr(output, "logits" if spec.outputs_of is None else "last_hidden_state", None)
     shape, kind = ("[b, c]", "sequence classifier") if spec.outputs_of is None else ("[b, i, d]", "encoder")
     if not isinstance(found, Tensor) or found.ndim != (2 if spec.outputs_of is None else 3):

@@ -16,12 +16,14 @@ class Norm:
         weight: ``[d]`` or ``None`` for ones.
         bias: ``[d]`` or ``None``.
         centre: whether the mean over ``d`` is subtracted (False: RMSNorm).
+        fixed: whether ``std`` is 1 whatever the state, so that this is no norm but a diagonal map.
     """
 
     std: Tensor
     weight: Tensor | None
     bias: Tensor | None
     centre: bool = True
+    fixed: bool = False
 
     def linear(self, x: Tensor) -> Tensor:
         """The linear part, without the bias; ``x`` is ``[b, i, d]`` or ``[b, i, k, d]``."""

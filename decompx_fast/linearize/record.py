@@ -44,6 +44,7 @@ from .spec import (
     NormSpec,
     RoutedSpec,
     ScaleSpec,
+    StateMapSpec,
     networks_of,
 )
 
@@ -103,7 +104,7 @@ class _Recorded(Steps):
         return map_.of_output(fitting[0].reshape(*shape, -1))
 
     def normalize(self, spec: NormSpec | ScaleSpec, x: Tensor) -> tuple[Norm, Tensor]:
-        if isinstance(spec, ScaleSpec) or not spec.centre:
+        if isinstance(spec, ScaleSpec) or not spec.centre or spec.fixed:
             return super().normalize(spec, x)
         weight = None if spec.weight is None else spec.weight.to(x.dtype)
         bias = None if spec.bias is None else spec.bias.to(x.dtype)
@@ -248,6 +249,10 @@ def _maps(layer: LayerSpec) -> Iterator[Affine]:
         for op in sublayer.ops:
             if isinstance(op, AttentionSpec):
                 yield from (op.query, op.key, op.value, op.out)
+                yield from () if op.hubs is None else (op.hubs.query, op.hubs.key, op.hubs.value)
+                yield from () if op.before is None else op.before[:1]
+            elif isinstance(op, StateMapSpec):
+                yield op.map
             elif isinstance(op, RoutedSpec):
                 yield op.router
             for network in networks_of(op):

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import UnsupportedModelError
+from .narrow import Way
 from .probing import NotAffine, probe, stand_in, stored_map
 
 QUANTIZED_WORDS = (
@@ -100,12 +101,14 @@ class Affine:
 
 @dataclass(frozen=True)
 class NormSpec:
-    """A LayerNorm (``centre``) or RMSNorm: ``weight`` and ``bias`` are ``[d]`` or ``None``."""
+    """A LayerNorm (``centre``) or RMSNorm: ``weight`` and ``bias`` are ``[d]`` or ``None``; or ``fixed``: neither, but
+    ``x * weight + bias``."""
 
     weight: Tensor | None
     bias: Tensor | None
     eps: float
     centre: bool = True
+    fixed: bool = False
 
 
 @dataclass(frozen=True)
@@ -128,6 +131,26 @@ Positions = Callable[[Tensor, Tensor, Context], tuple[Tensor, Tensor, Tensor | N
 
 
 @dataclass(frozen=True)
+class HubSpec:
+    """Positions that all others attend besides their window, and that attend all others (:mod:`.hubs`).
+
+    Attributes:
+        query, key, value: the maps of the hubs, for which positions are of no account; those of the attention itself
+            where hubs have none of their own.
+        radius, block: the window, as :class:`.hubs.Hubs` has it.
+        where: from the number of positions and what the layer was called with, which positions are hubs, ``[b, j]``
+            bool; or ``None`` for none, and then the attention is what it says without hubs.
+    """
+
+    query: Affine
+    key: Affine
+    value: Affine
+    radius: int
+    block: int
+    where: Callable[[int, Context], Tensor | None]
+
+
+@dataclass(frozen=True)
 class AttentionSpec:
     """Self-attention: projections, the numbers of heads, and what restricts it.
 
@@ -140,6 +163,8 @@ class AttentionSpec:
             to the logits (relative positions), or ``None``. Nothing that it does is decomposed: it changes the
             attention weights alone, and those are constants.
         sink: ``[h]``, a logit of each head whose weight goes nowhere, or ``None``.
+        before: a map and a norm that queries and keys are read through, or ``None``.
+        hubs: positions that are attended from everywhere, instead of ``causal`` and ``window`` where there are some.
     """
 
     kind: ClassVar[str] = "attention"
@@ -156,6 +181,8 @@ class AttentionSpec:
     positions: Positions | None = None
     softcap: float | None = None
     sink: Tensor | None = None
+    hubs: HubSpec | None = None
+    before: tuple[Affine, NormSpec] | None = None
 
 
 @dataclass(frozen=True)
@@ -224,18 +251,31 @@ class ConvolutionSpec:
     activation: str
 
 
+@dataclass(frozen=True)
+class StateMapSpec:
+    """A map to a narrower state that some sublayers work on, or back from it (:mod:`.narrow`)."""
+
+    kind: Way
+    map: Affine
+
+
 #: An operation as weights.
-OpSpec = AttentionSpec | FeedForwardSpec | ConvolutionSpec | RoutedSpec
+OpSpec = AttentionSpec | FeedForwardSpec | ConvolutionSpec | RoutedSpec | StateMapSpec
 
 
 @dataclass(frozen=True)
 class SublayerSpec:
-    """``x <- post_norm(x + out_norm(sum_op op(pre_norm(x))))``; a convolution stands alone, in the first layer."""
+    """``x <- post_norm(x + out_norm(sum_op op(pre_norm(x))))``; a convolution stands alone, in the first layer, and so
+    does a map to or from a narrower state, of which there is one at the start and one at the end of a layer, if any.
+
+    ``reads_wide`` is as for :class:`.layer.Sublayer`.
+    """
 
     ops: tuple[OpSpec, ...]
     pre_norm: NormSpec | None = None
     out_norm: NormSpec | ScaleSpec | None = None
     post_norm: NormSpec | None = None
+    reads_wide: bool = False
 
 
 LayerSpec = tuple[SublayerSpec, ...]
@@ -284,7 +324,10 @@ class ModelSpec:
             refuses them.
         in_place: whether the model goes on to change in place what leaves ``state_modules``, if only by a mask that
             hides nothing, or the maps of a layer: then copies are kept.
+        pads: whether the model adds padding at the end that no position attends, so that its states are longer than
+            its inputs: then that is cut off.
         backbone: what is run where the head is not; ``None``: the model.
+        given: what the model's ``forward`` would hand to the backbone besides its own inputs, computed from these.
         outputs_of: gives the outputs ``[r, C]`` of the states ``[r, d]`` by the head modules of the model that it is
             given. ``None``: the model is run with its head, and gives logits ``[b, C]``.
     """
@@ -298,7 +341,9 @@ class ModelSpec:
     in_float32: bool = False
     prepare: Callable[[nn.Module, Mapping[str, Tensor]], None] | None = None
     in_place: bool = False
+    pads: bool = False
     backbone: nn.Module | None = None
+    given: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] | None = None
     outputs_of: Callable[[nn.Module, Tensor], Tensor] | None = None
 
     def __post_init__(self) -> None:
@@ -316,6 +361,8 @@ class ModelSpec:
             return op.weight.shape[0]
         if isinstance(op, RoutedSpec):
             return op.router.weight.shape[0]
+        if isinstance(op, StateMapSpec):
+            return op.map.weight.shape[0]
         return (op.value if isinstance(op, AttentionSpec) else op.into).weight.shape[0]
 
     @property

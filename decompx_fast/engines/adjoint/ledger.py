@@ -60,16 +60,37 @@ class Ledger:
         if self.reach is None:
             self._steps[..., 0] += share.sum(-1) / self.scores.shape[-1]
             return
-        if self.reach.first.ndim == 2:  # positions of each item's own, [b, i]
-            first, end = (x[:, None, rows].expand_as(share) for x in (self.reach.first, self.reach.last + 1))
+        first, end = self.reach.first[..., rows], self.reach.last[..., rows] + 1
+        if first.ndim == 2:  # positions of each item's own, [b, i]
+            first, end = first.unsqueeze(1), end.unsqueeze(1)
+        if self.reach.hubs is None or self.reach.whole is None:
             each = share / (end - first)
-            self._steps.scatter_add_(-1, first, each)
-            self._steps.scatter_add_(-1, end, -each)
-            return
-        first, end = self.reach.first[rows], self.reach.last[rows] + 1
-        each = share / (end - first)
-        self._steps.index_add_(-1, first, each)
-        self._steps.index_add_(-1, end, each, alpha=-1)
+        else:
+            each = self._share_with_hubs(share, first, end, self.reach.hubs, self.reach.whole[:, rows])
+        first, end = first.expand_as(share), end.expand_as(share)
+        self._steps.scatter_add_(-1, first, each)
+        self._steps.scatter_add_(-1, end, -each)
+
+    def _share_with_hubs(self, share: Tensor, first: Tensor, end: Tensor, hubs: Tensor, whole: Tensor) -> Tensor:
+        """Give hubs outside of a range, and all tokens where all reach a position, their parts of ``share``
+        ``[b, m, i]``; what is left for each token of the ranges, ``[b, m, i]``.
+
+        Args:
+            share: what is to be shared at each position.
+            first, end: of the ranges, ``[i]`` or ``[b, 1, i]``.
+            hubs: ``[b, j]``.
+            whole: ``[b, i]``, where all reach a position.
+        """
+        self._steps[..., 0] += (share * whole.unsqueeze(1)).sum(-1) / self.scores.shape[-1]
+        share = share.masked_fill(whole.unsqueeze(1), 0)
+        tokens = hubs.any(0).nonzero().flatten()  # [h]
+        outside = (tokens < first.unsqueeze(-1)) | (tokens >= end.unsqueeze(-1))
+        outside = outside & hubs[:, None, None, tokens]  # [b, 1, i, h]
+        each = share / (end - first + outside.sum(-1))
+        given = (each.unsqueeze(-2) @ outside.to(each.dtype)).squeeze(-2)  # [b, m, h]
+        self._steps.index_add_(-1, tokens, given)
+        self._steps.index_add_(-1, tokens + 1, given, alpha=-1)
+        return each
 
     def carry(self, name: str, g: Tensor, x: Tensor, rows: slice) -> None:
         """Note ``g[i] . x[i]``, what positions ``rows`` send through a component; ``[b, m, i, d]``, ``[b, i, d]``."""

@@ -187,14 +187,18 @@ def pull_attention(
         value_bias_rides: whether the value bias of position ``j`` is token ``j``'s own (the released code, in its
             first layer); else ``b_V W_O + b_O`` is one bias of the target position.
     """
-    rides = value_bias_rides and op.b_value is not None
+    rides = value_bias_rides and op.has_value_bias
     ledger.add("attention", g, op.b_out if rides else op.bias(rows), rows)
     mixed = (g @ op.w_out.T).unflatten(-1, (op.heads, -1))  # [b, m, i, h, v]
     columns = op.pattern.columns(rows)
-    values = pull_mix(op.pattern, mixed, rows)[:, :, columns].flatten(-2)  # [b, m, j, (g v)]
-    if value_bias_rides and op.b_value is not None:
-        ledger.credit(values @ op.b_value, columns)
-    return values @ op.w_value.T, columns
+    out: Tensor | None = None
+    for part in op.parts:
+        values = pull_mix(part.pattern, mixed, rows)[:, :, columns].flatten(-2)  # [b, m, j, (g v)]
+        if value_bias_rides and part.b_value is not None:
+            ledger.credit(values @ part.b_value, columns)
+        out = values @ part.w_value.T if out is None else out.add_(values @ part.w_value.T)
+    assert out is not None
+    return out, columns
 
 
 def pull_mix(pattern: AttentionPattern, g: Tensor, rows: slice) -> Tensor:
@@ -236,7 +240,10 @@ def _pull_heads(pattern: AttentionPattern, g: Tensor, rows: slice, most_bytes: i
         # The heads of a group follow each other, so they join the positions as one axis to be summed over.
         part = part.reshape(b * kv_heads, -1, width)
         alpha = alpha.reshape(b * kv_heads, -1, alpha.shape[-1])
-        out[:, columns].baddbmm_(alpha.transpose(1, 2), part)
+        if isinstance(columns, slice):
+            out[:, columns].baddbmm_(alpha.transpose(1, 2), part)
+        else:
+            out.index_add_(1, columns, torch.bmm(alpha.transpose(1, 2), part))
     return out.view(b, kv_heads, n, width)
 
 

@@ -38,6 +38,7 @@ from ...linearize.layer import (
     LinearizedLayer,
     Norm,
     Routed,
+    StateMap,
     Sublayer,
 )
 from ..accuracy import Conditioning, model_dtype_of
@@ -47,6 +48,7 @@ from ..dtype_range import finite
 from ..reach import Reach, active_ops, reach_after, reach_of_convolution
 from ..terms import Terms, largest_gap
 from .ledger import Ledger
+from .narrow import Beside, pull_state_map, pull_wide_attention
 from .pullback import pull_attention, pull_convolution, pull_feed_forward, pull_head_step, pull_norm, pull_routed
 from .tape import Tape
 from .wanted import Wanted
@@ -205,7 +207,8 @@ def _pull_head(tape: Tape, g: Tensor, config: DecompXConfig, ledger: Ledger) -> 
         last = at.last.expand(len(g), -1).unsqueeze(1)  # [b, 1, r]
         read = (g != 0).any(-1)  # [b, m, r]
         ledger.reach = at
-        ledger.beyond = torch.arange(n, device=g.device) > last.where(read, 0).amax(-1, keepdim=True)
+        if at.hubs is None:
+            ledger.beyond = torch.arange(n, device=g.device) > last.where(read, 0).amax(-1, keepdim=True)
     for number, step in reversed(list(enumerate(head.steps))):
         g = pull_head_step(step, f"head.{number}", g, config, ledger)
     if rows is None:
@@ -232,8 +235,17 @@ def _pull_layer(
         before.append(reach)
         reach = reach_after(sublayer, reach, config)
     rides = config.variant == "released" and layer.index == 0
+    beside: Beside | None = None  # what goes back by the residual stream, beside a narrower state
     for sublayer, reach in zip(reversed(layer.sublayers), reversed(before), strict=True):
-        g, rows = _pull_sublayer(sublayer, reach, g, rows, config, ledger, value_bias_rides=rides)
+        op = sublayer.ops[0]
+        if isinstance(op, StateMap):
+            ledger.reach = reach
+            g, rows, beside = pull_state_map(op, sublayer, g, rows, beside, config, ledger)
+        elif sublayer.reads_wide and beside is not None:
+            ledger.reach = reach_after(sublayer, reach, config)
+            g, beside = pull_wide_attention(sublayer, g, rows, beside, layer.input, config, ledger, rides=rides)
+        else:
+            g, rows = _pull_sublayer(sublayer, reach, g, rows, config, ledger, value_bias_rides=rides)
     return g, rows
 
 
@@ -283,9 +295,10 @@ def _pull_sublayer(
             ledger.credit((part * op.embedding[:, None, tokens]).sum(-1), tokens)
             ledger.carry("convolution", part, op.embedding[:, tokens], tokens)
         else:
+            assert isinstance(op, FeedForward)
             ledger.reach = reach
             pull_network = pull_routed if isinstance(op, Routed) else pull_feed_forward
-            part = pull_network(op, branch, rows, config, ledger)  # type: ignore[arg-type]
+            part = pull_network(op, branch, rows, config, ledger)
             own = op.norm if config.ln2 else None
             if x is not None:
                 read = normed if op.norm is None else x if own is None else own.linear(x)

@@ -6,13 +6,13 @@ the sharing of a bias needs of all sources is one number each (``|b . z[k]|``, s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ...linearize.layer import Attention, Norm
+from ...linearize.layer import Attention, AttentionPattern, HubAttention, Norm
 from ...ops import mixing, with_padded_rows
 from ..blocks import Workspace, blocks, carve, matmul
 from .sharing import PendingBias, ShareCollector
@@ -53,12 +53,12 @@ class Mixing:
         looks = self.rule in ShareCollector.RULES and self.variant == "paper"
         return ShareCollector(bias, self.rule, z, self.backend) if looks and bias is not None else None
 
-    def alpha(self, op: Attention, dtype: torch.dtype) -> Iterable[AlphaBlock]:
+    def alpha(self, pattern: AttentionPattern, dtype: torch.dtype) -> Iterable[AlphaBlock]:
         """The attention weights in blocks of rows, ``(rows, columns, [b, h, i, j])``; kept if there is one block."""
-        n = op.pattern.query.shape[2]
-        on_gpu = self.backend == "auto" and op.pattern.query.is_cuda
+        n = pattern.query.shape[2]
+        on_gpu = self.backend == "auto" and pattern.query.is_cuda
         pad = on_gpu or self.backend in ("triton", "cuda")  # for their kernels, which load runs of numbers
-        found = _AlphaBlocks(op, n, min(self.n_rows, n), dtype, pad)
+        found = _AlphaBlocks(pattern, n, min(self.n_rows, n), dtype, pad)
         return list(found) if self.n_rows >= n else found
 
 
@@ -66,17 +66,19 @@ class Mixing:
 class _AlphaBlocks:
     """Blocks of attention weights, computed anew each time they are iterated."""
 
-    op: Attention
+    pattern: AttentionPattern
     n: int
     n_rows: int
     dtype: torch.dtype
     pad: bool
 
     def __iter__(self) -> Iterator[AlphaBlock]:
-        for rows in blocks(self.n, self.n_rows):
-            columns = self.op.pattern.columns(rows)
-            alpha = self.op.pattern.weights(rows, columns)
-            yield rows, columns, with_padded_rows(alpha, self.dtype) if self.pad else alpha.to(self.dtype)
+        for run in self.pattern.live_rows(slice(0, self.n)):
+            for block in blocks(run.stop - run.start, self.n_rows):
+                rows = slice(run.start + block.start, run.start + block.stop)
+                columns = self.pattern.columns(rows)
+                alpha = self.pattern.weights(rows, columns)
+                yield rows, columns, with_padded_rows(alpha, self.dtype) if self.pad else alpha.to(self.dtype)
 
 
 def attend_(
@@ -109,9 +111,9 @@ def attend_(
     out = x if out is None else out
     bias = _remaining_bias(op, ride)
     collector = options.collector(bias, x) if join is None else None
-    w_value, w_out = op.w_value.to(x.dtype), op.w_out.to(x.dtype)
-    n_gv, n_hv = w_value.shape[1], w_out.shape[0]
-    patterns = options.alpha(op, x.dtype)
+    w_out = op.w_out.to(x.dtype)
+    n_gv, n_hv = op.w_value.shape[1], w_out.shape[0]
+    patterns = [options.alpha(part.pattern, x.dtype) for part in op.parts]
     for sources in blocks(k, options.n_sources):
         width = sources.stop - sources.start
         area = b * n * width
@@ -123,21 +125,47 @@ def attend_(
         if pre_norm is not None:
             _norm_(u, pre_norm, None if pre_shares is None else pre_shares[:, :, sources])
         values = carve(right, b, n, width, n_gv)
-        matmul(u, w_value, out=values)
-        if ride and op.b_value is not None:
-            _ride_(values, op.b_value, options.member, sources)
+        # The rows of hubs are few, and wait in memory of their own.
+        beside = []
+        if op.hubs is not None:
+            _project(u, op.hubs, options, sources, ride=ride, out=values)
+            beside = list(_mix_hubs(patterns[1], values, op, options))
+        if op.hubs is None or op.hubs.w_value is not op.w_value:
+            _project(u, op, options, sources, ride=ride, out=values)
         mixed = carve(left, b, n, width, n_hv)  # u is not read again
-        _mix(patterns, values, op, options, out=mixed)
-        z = carve(right, b, n, width, d)  # nor are the values
+        _mix(patterns[0], values, op, options, out=mixed)
+        for rows, part in beside:
+            mixed[:, rows] += part
+        z = carve(right, b, n, width, w_out.shape[1])  # nor are the values
         matmul(mixed, w_out, out=z)
         if join is not None:
-            patterns = ()  # not needed any more
+            patterns = []  # not needed any more
             join(z, bias)
             return None
         if collector is not None:
             collector.add(z, sources)
         out[:, :, sources] += z
     return _pending(bias, collector)
+
+
+def _project(
+    u: Tensor, part: Attention | HubAttention, options: Mixing, sources: slice, *, ride: bool, out: Tensor
+) -> None:
+    """The values of some sources, ``[b, j, k, (g v)]``, with the bias of each token's own where it rides with them."""
+    matmul(u, part.w_value.to(u.dtype), out=out)
+    if ride and part.b_value is not None:
+        _ride_(out, part.b_value, options.member, sources)
+
+
+def _mix_hubs(
+    patterns: Iterable[AlphaBlock], values: Tensor, op: Attention, options: Mixing
+) -> Iterator[tuple[slice, Tensor]]:
+    """The same as :func:`_mix` for the rows of hubs alone, ``[b, i, k, (h v)]``."""
+    values = values.unflatten(-1, (op.kv_heads, -1))
+    for rows, columns, alpha in patterns:
+        precision, backend = options.precision, options.backend
+        mixed = mixing(alpha, values[:, columns], precision=precision, backend=backend)  # type: ignore[arg-type]
+        yield rows, mixed.flatten(-2)
 
 
 def _mix(patterns: Iterable[AlphaBlock], values: Tensor, op: Attention, options: Mixing, *, out: Tensor) -> None:
@@ -183,17 +211,19 @@ def attend_first(
     k, n_own = out.shape[2], out.shape[2] - (options.rule == "bias_token")  # the last source is no token then
     bias = _remaining_bias(op, ride)
     collector = options.collector(bias, out)
-    values = u @ op.w_value.to(u.dtype)
-    if ride and op.b_value is not None:
-        values = values + op.b_value.to(u.dtype)
-    values = op.expand_heads(values.unflatten(-1, (op.kv_heads, -1)))  # [b, j, h, v]
+    parts = []
+    for part in op.parts:
+        values = u @ part.w_value.to(u.dtype)
+        if ride and part.b_value is not None:
+            values = values + part.b_value.to(u.dtype)
+        values = op.expand_heads(values.unflatten(-1, (op.kv_heads, -1)))  # [b, j, h, v]
+        parts.append((values, options.alpha(part.pattern, out.dtype)))
     w_out = op.w_out.to(out.dtype)
-    patterns = options.alpha(op, out.dtype)
     compute = _first_of_groups if options.grouped else _first_of_tokens
     for sources in blocks(k, options.n_sources):
         own = slice(sources.start, min(sources.stop, n_own))
         if own.start < own.stop:
-            compute(out[:, :, own], values, w_out, patterns, own, options)
+            compute(out[:, :, own], parts, w_out, own, options)
         if sources.stop > n_own:
             out[:, :, -1] = 0
         receiver = 0 if options.rule == "cls" else k - 1
@@ -204,43 +234,51 @@ def attend_first(
     return _pending(bias, collector)
 
 
-def _first_of_tokens(
-    out: Tensor, values: Tensor, w_out: Tensor, patterns: Iterable[AlphaBlock], own: slice, options: Mixing
-) -> None:
+#: Values ``[b, j, h, v]``, and the blocks of the weights that mix them; after the first, what is added to some rows.
+_Parts = Sequence[tuple[Tensor, Iterable[AlphaBlock]]]
+
+
+def _first_of_tokens(out: Tensor, parts: _Parts, w_out: Tensor, own: slice, options: Mixing) -> None:
     """Project first: ``H`` vectors ``x[k] W_V^h W_O^h`` for each token, weighted by ``alpha[h,i,k]``."""
-    b, n, width, d = out.shape
-    heads = values.shape[2]
-    w_heads = w_out.view(heads, -1, d)  # [h, v, d]
-    for rows, columns, alpha in patterns:
-        start, stop = max(own.start, columns.start), min(own.stop, columns.stop)
-        if start > own.start or stop < own.stop:
-            out[:, rows] = 0
-        if start >= stop:
-            continue
-        height = rows.stop - rows.start
-        (z,) = options.workspace.take((stop - start, height, d))
-        for item in range(b):
-            vectors = torch.bmm(values[item, start:stop].transpose(0, 1), w_heads).transpose(0, 1)  # [k, h, d]
-            weights = alpha[item, :, :, start - columns.start : stop - columns.start].permute(2, 1, 0)
-            torch.bmm(weights.contiguous(), vectors.contiguous(), out=z)  # [k, i, d]
-            out[item, rows, start - own.start : stop - own.start] = z.transpose(0, 1)
+    b, _, _, d = out.shape
+    for number, (values, patterns) in enumerate(parts):
+        w_heads = w_out.view(values.shape[2], -1, d)  # [h, v, d]
+        for rows, columns, alpha in patterns:
+            start, stop = max(own.start, columns.start), min(own.stop, columns.stop)
+            if not number and (start > own.start or stop < own.stop):
+                out[:, rows] = 0
+            if start >= stop:
+                continue
+            height = rows.stop - rows.start
+            (z,) = options.workspace.take((stop - start, height, d))
+            for item in range(b):
+                vectors = torch.bmm(values[item, start:stop].transpose(0, 1), w_heads).transpose(0, 1)  # [k, h, d]
+                weights = alpha[item, :, :, start - columns.start : stop - columns.start].permute(2, 1, 0)
+                torch.bmm(weights.contiguous(), vectors.contiguous(), out=z)  # [k, i, d]
+                place = out[item, rows, start - own.start : stop - own.start]
+                if number:
+                    place += z.transpose(0, 1)
+                else:
+                    place.copy_(z.transpose(0, 1))
 
 
-def _first_of_groups(
-    out: Tensor, values: Tensor, w_out: Tensor, patterns: Iterable[AlphaBlock], own: slice, options: Mixing
-) -> None:
+def _first_of_groups(out: Tensor, parts: _Parts, w_out: Tensor, own: slice, options: Mixing) -> None:
     """Mix first: the values of a group's tokens are weighted and summed, then projected."""
     b, n, width, d = out.shape
-    heads, size = values.shape[2:]
-    mixed, z = options.workspace.take((b, n, width, heads * size), (b, n, width, d))
-    for rows, columns, alpha in patterns:
-        member = options.member[:, columns]
-        for item in range(b):
-            for group in range(own.start, own.stop):
-                (tokens,) = torch.nonzero(member[item] == group, as_tuple=True)
-                vectors = values[item, columns][tokens].transpose(0, 1)  # [h, j, v]
-                part = torch.bmm(alpha[item][:, :, tokens], vectors)  # [h, i, v]
-                mixed[item, rows, group - own.start] = part.transpose(0, 1).flatten(1)
+    mixed, z = options.workspace.take((b, n, width, w_out.shape[0]), (b, n, width, d))
+    for number, (values, patterns) in enumerate(parts):
+        for rows, columns, alpha in patterns:
+            member = options.member[:, columns]
+            for item in range(b):
+                for group in range(own.start, own.stop):
+                    (tokens,) = torch.nonzero(member[item] == group, as_tuple=True)
+                    vectors = values[item, columns][tokens].transpose(0, 1)  # [h, j, v]
+                    part = torch.bmm(alpha[item][:, :, tokens], vectors).transpose(0, 1).flatten(1)  # [i, (h v)]
+                    place = mixed[item, rows, group - own.start]
+                    if number:
+                        place += part
+                    else:
+                        place.copy_(part)
     matmul(mixed, w_out, out=z)
     out.copy_(z)
 
@@ -269,31 +307,53 @@ def attend_row(
         ``[b, 1, k, d]``, without the residual, and the bias that is still to be added, or ``None``.
     """
     b, n, k, d = x.shape
-    alpha = op.pattern.weights(slice(position, position + 1))[:, :, 0]  # [b, h, j]
-    scaled = (alpha if pre_norm is None else alpha / pre_norm.std.unsqueeze(1)).to(x.dtype)
-    alpha = alpha.to(x.dtype)
-    w_value = op.expand_heads(op.w_value.to(x.dtype).unflatten(-1, (op.kv_heads, -1))).transpose(0, 1)
+    parts = [(part, part.pattern.weights(slice(position, position + 1))[:, :, 0]) for part in op.parts]  # [b, h, j]
     w_out = op.w_out.to(x.dtype)
     z = x.new_empty(b, 1, k, d)
     for sources in blocks(k, max(options.n_sources * n // op.heads, 1)):
-        (mixed,) = options.workspace.take((op.heads, sources.stop - sources.start, d))
+        shares = None if pre_shares is None else pre_shares[:, :, sources]
         for item in range(b):
-            torch.mm(scaled[item], x[item, :, sources].reshape(n, -1), out=mixed.flatten(1))
-            if pre_norm is not None:
-                _norm_mixed_(
-                    mixed, pre_norm, alpha[item], pre_shares if pre_shares is None else pre_shares[item, :, sources]
-                )
-            values = torch.bmm(mixed, w_value)  # [h, k, v]
-            if ride and op.b_value is not None:
-                own = torch.nn.functional.one_hot(options.member[item], k)[:, sources].to(x.dtype)  # [j, k]
-                b_value = op.expand_heads(op.b_value.to(x.dtype).view(op.kv_heads, -1))  # [h, v]
-                values += (alpha[item] @ own).unsqueeze(-1) * b_value.unsqueeze(1)
+            values = sum(
+                _values_of_row(x, item, sources, op, part, alpha[item], options, pre_norm, shares, ride=ride)
+                for part, alpha in parts
+            )
+            assert isinstance(values, Tensor)
             z[item, 0, sources] = values.transpose(0, 1).flatten(1) @ w_out
     bias = _remaining_bias(op, ride, slice(position, position + 1))
     collector = options.collector(bias, z)
     if collector is not None:
         collector.add(z, slice(0, k))
     return z, _pending(bias, collector)
+
+
+def _values_of_row(
+    x: Tensor,
+    item: int,
+    sources: slice,
+    op: Attention,
+    part: Attention | HubAttention,
+    alpha: Tensor,
+    options: Mixing,
+    pre_norm: Norm | None,
+    pre_shares: Tensor | None,
+    *,
+    ride: bool,
+) -> Tensor:
+    """The mixed values of some sources by the weights ``alpha`` ``[h, j]`` of one row of one input: ``[h, k, v]``."""
+    n, d = x.shape[1], x.shape[3]
+    (mixed,) = options.workspace.take((op.heads, sources.stop - sources.start, d))
+    scaled = (alpha if pre_norm is None else alpha / pre_norm.std[item]).to(x.dtype)
+    alpha = alpha.to(x.dtype)
+    torch.mm(scaled, x[item, :, sources].reshape(n, -1), out=mixed.flatten(1))
+    if pre_norm is not None:
+        _norm_mixed_(mixed, pre_norm, alpha, pre_shares if pre_shares is None else pre_shares[item])
+    w_value = op.expand_heads(part.w_value.to(x.dtype).unflatten(-1, (op.kv_heads, -1))).transpose(0, 1)
+    values = torch.bmm(mixed, w_value)  # [h, k, v]
+    if ride and part.b_value is not None:
+        own = torch.nn.functional.one_hot(options.member[item], x.shape[2])[:, sources].to(x.dtype)  # [j, k]
+        b_value = op.expand_heads(part.b_value.to(x.dtype).view(op.kv_heads, -1))  # [h, v]
+        values += (alpha @ own).unsqueeze(-1) * b_value.unsqueeze(1)
+    return values
 
 
 def _norm_(u: Tensor, norm: Norm, shares: Tensor | None) -> None:
@@ -327,14 +387,20 @@ def _ride_(values: Tensor, b_value: Tensor, member: Tensor, sources: slice) -> N
 def _remaining_bias(op: Attention, ride: bool, rows: slice = slice(None)) -> Tensor | None:
     """The bias that is shared: ``b_O`` alone where the value bias rides with the values; of the positions ``rows``
     where each has its own."""
-    return op.b_out if ride and op.b_value is not None else op.bias(rows)
+    return op.b_out if ride and op.has_value_bias else op.bias(rows)
 
 
 def _constant_through(vector: Tensor, op: Attention) -> Tensor:
-    """What the attention makes of one vector ``[d]`` at every position: its weights sum to 1."""
+    """What the attention makes of one vector ``[d]`` at every position, ``[d]``: its weights sum to 1; with hubs,
+    ``[b, i, d]``."""
     dtype = vector.dtype
-    value = (vector @ op.w_value.to(dtype)).view(op.kv_heads, -1)
-    return op.expand_heads(value).flatten() @ op.w_out.to(dtype)
+    (plain, *of_hubs) = (
+        op.expand_heads((vector @ part.w_value.to(dtype)).view(op.kv_heads, -1)).flatten() @ op.w_out.to(dtype)
+        for part in op.parts
+    )
+    if op.hubs is None or op.hubs.pattern.hubs is None:
+        return plain
+    return torch.where(op.hubs.pattern.hubs.where.unsqueeze(-1), of_hubs[0], plain)
 
 
 def _pending(bias: Tensor | None, collector: ShareCollector | None) -> PendingBias | None:

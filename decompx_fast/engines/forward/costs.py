@@ -324,6 +324,7 @@ class Costs:
     def peak_bytes(self, blocks: Blocks, path: str) -> int:
         """The most that is allocated at one time."""
         branch = self.state_bytes if self.shape.keeps_branch(self.config) else 0
+        branch += self.positions * self.k * self.shape.narrow * self.item
         return self.state_bytes + self.kept_bytes() + self.beside_bytes(blocks, path, branch)
 
     def beside_bytes(self, blocks: Blocks, path: str, branch: int = 0) -> int:

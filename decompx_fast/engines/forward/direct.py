@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ...activations import get_activation, linear_piece
 from ...config import DecompXConfig
-from ...linearize.layer import Attention, Convolution, FeedForward, Norm, Op, Routed, Sublayer
+from ...linearize.layer import Attention, Convolution, FeedForward, Norm, Op, Routed, StateMap, Sublayer
 from ...ops import network, network_is_fused
 from ..blocks import Workspace, carve, matmul, wide
 from .sharing import KNOWN_BEFORE, PendingBias, Sharing
@@ -229,7 +229,7 @@ def at_rows(sublayer: Sublayer, rows: slice) -> Sublayer:
         return None if part is None else dataclasses.replace(part, std=part.std.reshape(1, -1)[:, rows])
 
     def operation(op: Op) -> Op:
-        if isinstance(op, Attention):
+        if isinstance(op, (Attention, StateMap)):
             return op
         if isinstance(op, Routed):
             return op.among(rows)

@@ -31,6 +31,7 @@ from .attention import Mixing, attend_, attend_first, attend_row
 from .checks import check_options, check_positions, count_sources
 from .convolution import Convolved, finish_convolution_
 from .direct import at_rows, finish_sublayer_
+from .narrow import apply_narrow, has_narrow
 from .operator import finish_by_operator_
 from .plan import Plan, plan
 from .segments import attention_of, keeps_branch, rows_are_cheaper, segments
@@ -188,7 +189,9 @@ class _Run:
             self.head = head_for(self.linearization, layer.output, self.terms)
             self.output = layer.output
         by_operator = self.plan.path == "operator" and form_refusal(layer.sublayers) is None
-        parts = segments(layer.sublayers)
+        parts = [] if has_narrow(layer) else segments(layer.sublayers)
+        if not parts:
+            apply_narrow(self, layer, first=layer.index == 0)
         for number, sublayers in enumerate(parts):
             part = [self._step(sublayer) for sublayer in sublayers]
             first = layer.index == 0 and number == 0
@@ -344,8 +347,9 @@ class _Run:
     def _joins(self, sublayer: Sublayer) -> bool:
         """Whether what the attention gives can be added to the state, its bias shared and the norm taken in one go: all
         of it is there at once, and nothing else stands beside it or comes between."""
-        whole = self.plan.blocks.sources >= self.x.shape[2] and attention_of(sublayer).pattern.sink is None
-        return whole and len(sublayer.ops) == 1 and not keeps_branch(sublayer, self.config)
+        op, whole = attention_of(sublayer), self.plan.blocks.sources >= self.x.shape[2]
+        alone = len(sublayer.ops) == 1 and op.hubs is None and op.pattern.sink is None
+        return whole and alone and not keeps_branch(sublayer, self.config)
 
     def _attend_and_norm(self, step: _Step, *, ride: bool) -> None:
         """All of a sublayer that is an attention and perhaps norms before it and after the residual."""

@@ -21,7 +21,7 @@ from ...config import DecompXConfig
 from ...engines import reference
 from ...errors import UnsupportedModelError
 from ...linearize.evaluate import linearize_layer
-from ...linearize.layer import Linearization, LinearizedLayer
+from ...linearize.layer import Linearization, LinearizedLayer, StateMap
 from ...linearize.linearization import specification
 from ...linearize.spec import LayerSpec, NormSpec, ScaleSpec
 from ..linearized import (
@@ -210,7 +210,7 @@ def _distances(layer: LinearizedLayer, spec: LayerSpec) -> Tensor:
         )
     refuse_convolutions(spec, "value zeroing")
     x, (_, u) = layer.input, attention_of(layer)
-    branch = torch.stack([op(u) for op in first.ops]).sum(0)
+    branch = torch.stack([op(u) for op in first.ops if not isinstance(op, StateMap)]).sum(0)  # refused above
     branch = branch.unsqueeze(2) - _mixed(layer)  # [b, i, j, d]
     state = _norm(spec[0].post_norm, x.unsqueeze(2) + _norm(spec[0].out_norm, branch))
     # All that follows treats each position on its own, so that the pairs (i, j) can pass for positions.

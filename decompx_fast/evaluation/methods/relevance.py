@@ -34,16 +34,14 @@ from ...linearize.spec import (
     Affine,
     AttentionSpec,
     Context,
-    ConvolutionSpec,
     FeedForwardSpec,
     HeadStepSpec,
     LayerSpec,
     NormSpec,
-    RoutedSpec,
     ScaleSpec,
     SublayerSpec,
 )
-from ..linearized import refuse_convolutions
+from ..linearized import hubs_refusal, refuse_convolutions
 from ..method import Problem, method
 from .logits import class_logit, on_device, plain_autograd
 
@@ -129,6 +127,8 @@ def norm(spec: NormSpec | ScaleSpec | None, x: Tensor) -> Tensor:
 
 def attention(spec: AttentionSpec, u: Tensor, context: Context = NO_CONTEXT) -> Tensor:
     """Self-attention on ``u`` ``[b, i, d]``: both of its products under the uniform rule, the softmax as it is."""
+    if spec.hubs is not None and spec.hubs.where(u.shape[1], context) is not None:
+        raise hubs_refusal("relevance")
     query = _linear(spec.query, u).unflatten(-1, (spec.heads, -1)).transpose(1, 2)  # [b, h, i, v]
     key = _linear(spec.key, u).unflatten(-1, (spec.kv_heads, -1)).transpose(1, 2)  # [b, g, j, v]
     value = _linear(spec.value, u).unflatten(-1, (spec.kv_heads, -1)).transpose(1, 2)  # [b, g, j, v]
@@ -160,7 +160,7 @@ def _sublayer(spec: SublayerSpec, x: Tensor, context: Context) -> Tensor:
             if isinstance(op, FeedForwardSpec)
             else attention(op, u, context)
             for op in spec.ops
-            if not isinstance(op, (ConvolutionSpec, RoutedSpec))  # refused above
+            if isinstance(op, (FeedForwardSpec, AttentionSpec))  # all others are refused above
         ]
     ).sum(0)
     return norm(spec.post_norm, x + norm(spec.out_norm, branch))

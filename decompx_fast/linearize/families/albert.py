@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from torch import Tensor
+
 from ..spec import LayerSpec, ModelSpec, SublayerSpec
+from .heads import BARE, SPANS, TOKENS, HeadKind, headed, in_turn, module, steps_of
 from .parts import Module, Parts, embedding_limits, model_spec
 
 
@@ -17,17 +22,44 @@ def albert_layer(layer: Parts) -> LayerSpec:
     )
 
 
-def albert(model: Module) -> ModelSpec:
-    """``AlbertForSequenceClassification``: pooler with its activation, then a classifier."""
+def albert_body(model: Module, encoder: str) -> ModelSpec:
+    """The layers, whatever the head; ``encoder`` is where they are in the model."""
     config = model.config
-    parts = Parts(model, "", config.hidden_size)
+    base = Parts(model, "", config.hidden_size).below(encoder)
     layers = []
     for n in range(config.num_hidden_layers):
         group = n * config.num_hidden_groups // config.num_hidden_layers
-        path = f"albert.encoder.albert_layer_groups.{group}.albert_layers"
-        layers += [parts.below(f"{path}.{inner}") for inner in range(len(parts[path]))]
-    head = (parts.step("albert.pooler", parts.activation("albert.pooler_activation")), parts.step("classifier"))
-    return model_spec(layers, albert_layer, head, embedding_limits(parts.below("albert.embeddings")))
+        path = f"encoder.albert_layer_groups.{group}.albert_layers"
+        layers += [base.below(f"{path}.{inner}") for inner in range(len(base[path]))]
+    return model_spec(layers, albert_layer, (), embedding_limits(base.below("embeddings")))
 
 
-FAMILIES = {"AlbertForSequenceClassification": albert}
+def _pooled(path: str) -> HeadKind:
+    """The pooler with its activation, which are no module of their own, and one map."""
+    pooler = ("albert.pooler", "albert.pooler_activation")
+    return in_turn(pooler, (path,), calls=(*pooler, path), read=0)
+
+
+def albert(model: Module) -> ModelSpec:
+    """``AlbertForSequenceClassification``: pooler with its activation, then a classifier."""
+    spec = albert_body(model, "albert")
+    return replace(spec, head=_pooled("classifier").steps(Parts(model, "", spec.width)))
+
+
+def _order(model: Module, rows: Tensor) -> Tensor:
+    """Are two sentences in order? Of what ``AlbertForPreTraining`` gives, the one that is no masked language model."""
+    found: Tensor = model.sop_classifier(model.albert.pooler_activation(model.albert.pooler(rows)))
+    return found
+
+
+_HEADS = {
+    "ForTokenClassification": TOKENS,
+    "ForQuestionAnswering": SPANS,
+    "ForMaskedLM": module("predictions", steps_of(("dense", "activation", "LayerNorm"), ("decoder",))),
+    "ForMultipleChoice": _pooled("classifier"),
+    "ForPreTraining": replace(_pooled("sop_classifier.classifier"), call=_order),
+    "Model": BARE,
+}
+
+
+FAMILIES = {"AlbertForSequenceClassification": albert, **headed("Albert", albert_body, "albert", _HEADS)}

@@ -9,11 +9,22 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from torch import Tensor
-
 from ...errors import UnsupportedModelError
 from ..spec import AttentionSpec, FeedForwardSpec, HeadStepSpec, LayerSpec, ModelSpec, SublayerSpec, embedding_module
-from .heads import BARE, SPANS, TOKENS, HeadKind, module, with_head
+from .heads import (
+    BARE,
+    LM_HEAD,
+    PREDICTIONS,
+    SPANS,
+    TOKENS,
+    HeadKind,
+    Read,
+    headed,
+    in_turn,
+    module,
+    pooled,
+    steps_of,
+)
 from .parts import Module, Parts, embedding_limits, model_spec
 
 #: The maps of an attention, where the modules are named as BERT's.
@@ -59,112 +70,122 @@ def dense_and_out_proj(parts: Parts, encoder: str) -> tuple[HeadStepSpec, ...]:
     return dense, parts.step("classifier.out_proj", features=dense.map.weight.shape[1] if dense.map else None)
 
 
-def _encoder(model: Module, encoder: str) -> ModelSpec:
+def bert_body(model: Module, encoder: str) -> ModelSpec:
     """The layers, whatever the head; ``encoder`` is where they are in the model, ``""`` for a model without head."""
-    parts = Parts(model, "", model.config.hidden_size)
-    base = parts.below(encoder) if encoder else parts
+    base = Parts(model, "", model.config.hidden_size).below(encoder)
     layers = [base.below(f"encoder.layer.{n}") for n in range(len(base["encoder.layer"]))]
     return model_spec(layers, bert_layer, (), embedding_limits(base.below("embeddings")))
 
 
-def _model(model: Module, encoder: str, head: Callable[[Parts, str], tuple[HeadStepSpec, ...]]) -> ModelSpec:
-    """A sequence classifier, which is run as a whole."""
-    return replace(_encoder(model, encoder), head=head(Parts(model, "", model.config.hidden_size), encoder))
-
-
-def _with(model: Module, encoder: str, head: HeadKind) -> ModelSpec:
-    """An encoder and any other head."""
-    return with_head(_encoder(model, encoder), Parts(model, "", model.config.hidden_size), head, encoder)
-
-
-def _predictions(parts: Parts) -> tuple[HeadStepSpec, ...]:
-    """Of a masked language model: dense, activation, norm; then the vocabulary."""
-    transform = parts.step("transform.dense", parts.activation("transform.transform_act_fn"), "transform.LayerNorm")
-    return transform, parts.step("decoder")
-
-
-def _lm_head(parts: Parts) -> tuple[HeadStepSpec, ...]:
-    """The same with RoBERTa's names."""
-    return parts.step("dense", "gelu", "layer_norm"), parts.step("decoder")
-
-
-def _generator(parts: Parts) -> tuple[HeadStepSpec, ...]:
-    """ELECTRA's generator, whose vocabulary is as wide as its embeddings."""
-    transform = parts.step(
-        "generator_predictions.dense",
-        parts.activation("generator_predictions.activation"),
-        "generator_predictions.LayerNorm",
-    )
-    return transform, parts.step("generator_lm_head", features=parts["generator_lm_head.in_features"])
-
-
-def _discriminator(parts: Parts) -> tuple[HeadStepSpec, ...]:
-    """Whether a token was replaced."""
-    return parts.step("dense", parts.activation("activation")), parts.step("dense_prediction")
-
-
-GENERATOR = HeadKind(_generator, lambda model, rows: model.generator_lm_head(model.generator_predictions(rows)))
-DISCRIMINATOR = HeadKind(
-    lambda parts: _discriminator(parts.below("discriminator_predictions")),
-    lambda model, rows: model.discriminator_predictions(rows).unsqueeze(-1),
-)
-
-
-def _pooled(encoder: str, path: str) -> HeadKind:
-    """The pooler at the first position and one map: the score of one choice, or whether a sentence follows."""
-
-    def call(model: Module, rows: Tensor) -> Tensor:
-        parts = Parts(model, "", model.config.hidden_size)
-        found: Tensor = parts[path](parts[f"{encoder}.pooler"](rows.unsqueeze(1)))
-        return found
-
-    def steps(parts: Parts) -> tuple[HeadStepSpec, ...]:
-        pooler = parts.step(f"{encoder}.pooler.dense", parts.activation(f"{encoder}.pooler.activation"))
-        return pooler, parts.step(path, features=pooler.map.weight.shape[1] if pooler.map else None)
-
-    return HeadKind(steps, call, read=0)
-
-
-def _bare(model: Module) -> ModelSpec:
-    return with_head(_encoder(model, ""), Parts(model, "", model.config.hidden_size), BARE, None)
-
-
-def layoutlm(model: Module) -> ModelSpec:
-    """``LayoutLMForSequenceClassification``: BERT with embeddings of each token's box on the page, ``bbox``."""
-    spec = _model(model, "layoutlm", pooler_and_classifier)
-    embeddings = Parts(model, "", model.config.hidden_size).below("layoutlm.embeddings")
+def layoutlm_body(model: Module, encoder: str) -> ModelSpec:
+    """BERT with embeddings of each token's box on the page, ``bbox``."""
+    spec, embeddings = bert_body(model, encoder), Parts(model, "", model.config.hidden_size)
+    embeddings = embeddings.below(encoder).below("embeddings")
     names = [f"{axis}_position_embeddings" for axis in "xyhw"]
     size = min(embedding_module(embeddings[name], f"{embeddings.name}.{name}").num_embeddings for name in names)
     return replace(spec, limits=replace(spec.limits, sizes={**spec.limits.sizes, "bbox": size}))
 
 
-roberta = partial(_model, encoder="roberta", head=dense_and_out_proj)
+def classifier(
+    model: Module,
+    encoder: str,
+    head: Callable[[Parts, str], tuple[HeadStepSpec, ...]],
+    body: Callable[[Module, str], ModelSpec] = bert_body,
+) -> ModelSpec:
+    """A sequence classifier, which is run as a whole."""
+    spec = body(model, encoder)
+    return replace(spec, head=head(Parts(model, "", spec.width), encoder))
+
+
+#: RemBERT's masked language model, with as many numbers before the vocabulary as its configuration says.
+REMBERT_PREDICTIONS = module("cls.predictions", steps_of(("dense", "activation", "LayerNorm"), ("decoder",)))
+
+#: ELECTRA's generator, whose vocabulary is as wide as its embeddings, and its discriminator: was a token replaced?
+GENERATOR = in_turn(
+    ("generator_predictions.dense", "generator_predictions.activation", "generator_predictions.LayerNorm"),
+    ("generator_lm_head",),
+    calls=("generator_predictions", "generator_lm_head"),
+)
+DISCRIMINATOR = HeadKind(
+    steps_of(
+        ("discriminator_predictions.dense", "discriminator_predictions.activation"),
+        ("discriminator_predictions.dense_prediction",),
+    ),
+    lambda model, rows: model.discriminator_predictions(rows).unsqueeze(-1),
+)
+
+#: ELECTRA's choices: a summary of the sequence and one map.
+SUMMARY = in_turn(
+    ("sequence_summary.summary", "sequence_summary.activation"),
+    ("classifier",),
+    calls=("classifier",),
+    pooler="sequence_summary",
+)
+
+
+def summary_read(model: Module) -> Read:
+    """What a summary of the sequence reads. Padding is never there, so the last token is the text's.
+
+    Raises:
+        UnsupportedModelError: for a kind of summary that is none of :data:`SUMMARY_READ`.
+    """
+    kind = model.sequence_summary.summary_type
+    if kind not in SUMMARY_READ:
+        raise UnsupportedModelError(f"sequence_summary.summary_type={kind!r}: supported are {', '.join(SUMMARY_READ)}")
+    return SUMMARY_READ[kind]
+
+
+#: What is read, by the option ``summary_type``.
+SUMMARY_READ: dict[str, Read] = {"first": 0, "last": -1, "cls_index": -1, "mean": "mean"}
+
+
+def _heads(encoder: str, masked: HeadKind, *, next_sentence: bool = False) -> dict[str, HeadKind]:
+    """The heads that most have."""
+    heads = {
+        "ForTokenClassification": TOKENS,
+        "ForQuestionAnswering": SPANS,
+        "ForMaskedLM": masked,
+        "ForMultipleChoice": pooled(encoder, "classifier"),
+        "Model": BARE,
+    }
+    return heads | ({"ForNextSentencePrediction": pooled(encoder, "cls.seq_relationship")} if next_sentence else {})
+
+
+_ELECTRA = {
+    "ForTokenClassification": TOKENS,
+    "ForQuestionAnswering": SPANS,
+    "ForMaskedLM": GENERATOR,
+    "ForPreTraining": DISCRIMINATOR,
+    "ForMultipleChoice": replace(SUMMARY, read_of=summary_read),
+    "Model": BARE,
+}
+_LAYOUTLM = {
+    "ForTokenClassification": TOKENS,
+    "ForQuestionAnswering": SPANS,
+    "ForMaskedLM": PREDICTIONS,
+    "Model": BARE,
+}
+
+_pooled = partial(classifier, head=pooler_and_classifier)
+_dense = partial(classifier, head=dense_and_out_proj)
 
 FAMILIES: dict[str, Callable[[Module], ModelSpec]] = {
-    "BertForSequenceClassification": partial(_model, encoder="bert", head=pooler_and_classifier),
-    "RobertaForSequenceClassification": roberta,
-    "XLMRobertaForSequenceClassification": roberta,
-    "CamembertForSequenceClassification": roberta,
-    "Data2VecTextForSequenceClassification": partial(_model, encoder="data2vec_text", head=dense_and_out_proj),
-    "ElectraForSequenceClassification": partial(_model, encoder="electra", head=dense_and_out_proj),
-    "ErnieForSequenceClassification": partial(_model, encoder="ernie", head=pooler_and_classifier),
-    "LayoutLMForSequenceClassification": layoutlm,
-    "RemBertForSequenceClassification": partial(_model, encoder="rembert", head=pooler_and_classifier),
-    # Other heads, by what they are for.
-    "BertForTokenClassification": partial(_with, encoder="bert", head=TOKENS),
-    "BertForQuestionAnswering": partial(_with, encoder="bert", head=SPANS),
-    "BertForMaskedLM": partial(_with, encoder="bert", head=module("cls.predictions", _predictions)),
-    "BertForNextSentencePrediction": partial(_with, encoder="bert", head=_pooled("bert", "cls.seq_relationship")),
-    "BertForMultipleChoice": partial(_with, encoder="bert", head=_pooled("bert", "classifier")),
-    "BertModel": _bare,
-    "RobertaForTokenClassification": partial(_with, encoder="roberta", head=TOKENS),
-    "RobertaForQuestionAnswering": partial(_with, encoder="roberta", head=SPANS),
-    "RobertaForMaskedLM": partial(_with, encoder="roberta", head=module("lm_head", _lm_head)),
-    "RobertaForMultipleChoice": partial(_with, encoder="roberta", head=_pooled("roberta", "classifier")),
-    "RobertaModel": _bare,
-    "ElectraForTokenClassification": partial(_with, encoder="electra", head=TOKENS),
-    "ElectraForQuestionAnswering": partial(_with, encoder="electra", head=SPANS),
-    "ElectraForMaskedLM": partial(_with, encoder="electra", head=GENERATOR),
-    "ElectraForPreTraining": partial(_with, encoder="electra", head=DISCRIMINATOR),
-    "ElectraModel": _bare,
+    "BertForSequenceClassification": partial(_pooled, encoder="bert"),
+    "RobertaForSequenceClassification": partial(_dense, encoder="roberta"),
+    "XLMRobertaForSequenceClassification": partial(_dense, encoder="roberta"),
+    "CamembertForSequenceClassification": partial(_dense, encoder="roberta"),
+    "Data2VecTextForSequenceClassification": partial(_dense, encoder="data2vec_text"),
+    "ElectraForSequenceClassification": partial(_dense, encoder="electra"),
+    "ErnieForSequenceClassification": partial(_pooled, encoder="ernie"),
+    "LayoutLMForSequenceClassification": partial(_pooled, encoder="layoutlm", body=layoutlm_body),
+    "RemBertForSequenceClassification": partial(_pooled, encoder="rembert"),
+    **headed("Bert", bert_body, "bert", _heads("bert", PREDICTIONS, next_sentence=True)),
+    **headed("Roberta", bert_body, "roberta", _heads("roberta", LM_HEAD)),
+    **headed("XLMRoberta", bert_body, "roberta", _heads("roberta", LM_HEAD)),
+    **headed("Camembert", bert_body, "roberta", _heads("roberta", LM_HEAD)),
+    **headed("Data2VecText", bert_body, "data2vec_text", _heads("data2vec_text", LM_HEAD)),
+    **headed("Ernie", bert_body, "ernie", _heads("ernie", PREDICTIONS, next_sentence=True)),
+    **headed("RemBert", bert_body, "rembert", _heads("rembert", REMBERT_PREDICTIONS)),
+    **headed("Electra", bert_body, "electra", _ELECTRA),
+    **headed("LayoutLM", layoutlm_body, "layoutlm", _LAYOUTLM),
 }

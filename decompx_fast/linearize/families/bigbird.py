@@ -1,17 +1,19 @@
-"""BigBird: BERT's layers. With all attention (``original_full``), which is also what short inputs get by themselves."""
+"""BigBird: BERT's layers, which attend fully, or in blocks (``block_sparse``) where the input is long."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from ...activations import get_activation
-from ...errors import UnsupportedModelError
-from ..spec import ModelSpec
+from ..spec import AttentionSpec, Context, HubSpec, LayerSpec, ModelSpec
 from .bert import bert_layer
+from .heads import BARE, PREDICTIONS, TOKENS, headed, in_turn
 from .parts import Module, Parts, embedding_limits, model_spec
 
 
@@ -21,35 +23,70 @@ def sparse_from(config: Module) -> int:
 
 
 def attend_fully(model: Module, inputs: Mapping[str, Tensor]) -> None:
-    """Switch the private copy of a model of blocks to full attention, as its own forward would for a short input.
+    """Switch the private copy of a model of blocks to full attention, as its own forward would for a short input."""
+    encoder: Module = getattr(model, "bert", model)
+    sparse = encoder.attention_type != "original_full"
+    if sparse and inputs["input_ids"].shape[1] <= sparse_from(model.config):
+        with torch.device("meta"):  # the new modules take over the weights, so none need be drawn
+            encoder.set_attention_type("original_full")
 
-    Raises:
-        UnsupportedModelError: for a longer input, whose attention would be sparse.
-    """
-    if model.bert.attention_type == "original_full":
-        return
-    tokens, most = inputs["input_ids"].shape[1], sparse_from(model.config)
-    if tokens > most:
-        raise UnsupportedModelError(
-            f"this BigBird has attention_type={model.bert.attention_type!r}, which pads an input of {tokens} tokens to "
-            f"whole blocks and attends some of them several times: it can be explained for up to {most} tokens, for "
-            'which the model attends to all of them. For longer ones load it with attention_type="original_full", or '
-            'call model.bert.set_attention_type("original_full"): its logits then change a little'
-        )
-    with torch.device("meta"):  # the new modules take over the weights, so none need be drawn
-        model.bert.set_attention_type("original_full")
+
+def outer_blocks(n: int, context: Context, *, block: int) -> Tensor | None:
+    """The first and the last block of a model that attends in blocks; ``None`` where it attends fully."""
+    mask = context.get("band_mask")
+    if mask is None:
+        return None
+    number = torch.arange(n, device=mask.device) // block
+    return ((number == 0) | (number == number[-1])).expand(len(mask), -1)
+
+
+def repeated_block(
+    query: Tensor, key: Tensor, context: Context, *, block: int, times: int
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """In eval mode every block that is drawn is the first one, which the softmax then counts once more for each."""
+    if "band_mask" not in context or not times:
+        return query, key, None
+    bias = key.new_zeros(1, 1, 1, key.shape[2])
+    bias[..., :block] = math.log(1 + times)
+    return query, key, bias
+
+
+def bigbird_layer(layer: Parts) -> LayerSpec:
+    """BERT's layer; in blocks, each attends itself, its neighbours, and the first and the last, which attend all."""
+    attention, feed = bert_layer(layer)
+    (op,) = attention.ops
+    assert isinstance(op, AttentionSpec)
+    config = layer["attention.config"]
+    size, times = config.block_size, config.num_random_blocks
+    hubs = HubSpec(op.query, op.key, op.value, 1, size, partial(outer_blocks, block=size))
+    op = replace(op, hubs=hubs, positions=partial(repeated_block, block=size, times=times))
+    return replace(attention, ops=(op,)), feed
+
+
+def bigbird_body(model: Module, encoder: str) -> ModelSpec:
+    """The layers, whatever the head; ``encoder`` is where they are in the model."""
+    base = Parts(model, "", model.config.hidden_size).below(encoder)
+    layers = [base.below(f"encoder.layer.{n}") for n in range(len(base["encoder.layer"]))]
+    spec = model_spec(layers, bigbird_layer, (), embedding_limits(base.below("embeddings")))
+    return replace(spec, prepare=attend_fully, pads=True)
 
 
 def bigbird(model: Module) -> ModelSpec:
     """``BigBirdForSequenceClassification``: dense, activation, out_proj."""
-    parts = Parts(model, "", model.config.hidden_size)
-    layers = [parts.below(f"bert.encoder.layer.{n}") for n in range(len(model.bert.encoder.layer))]
-    head = (
-        parts.step("classifier.dense", get_activation(model.config.hidden_act).name),
-        parts.step("classifier.out_proj"),
-    )
-    spec = model_spec(layers, bert_layer, head, embedding_limits(parts.below("bert.embeddings")))
-    return replace(spec, prepare=attend_fully)
+    spec = bigbird_body(model, "bert")
+    parts, name = Parts(model, "", spec.width), get_activation(model.config.hidden_act).name
+    return replace(spec, head=(parts.step("classifier.dense", name), parts.step("classifier.out_proj")))
 
 
-FAMILIES: dict[str, Callable[[Module], ModelSpec]] = {"BigBirdForSequenceClassification": bigbird}
+_POOLER = ("bert.pooler", "bert.activation")
+_HEADS = {
+    "ForTokenClassification": TOKENS,
+    "ForMaskedLM": PREDICTIONS,
+    "ForMultipleChoice": in_turn(_POOLER, ("classifier",), calls=(*_POOLER, "classifier"), read=0),
+    "Model": BARE,
+}
+
+FAMILIES: dict[str, Callable[[Module], ModelSpec]] = {
+    "BigBirdForSequenceClassification": bigbird,
+    **headed("BigBird", bigbird_body, "bert", _HEADS),
+}

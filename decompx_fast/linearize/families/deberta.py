@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from ...errors import UnsupportedModelError
-from ..spec import Affine, AttentionSpec, Context, LayerSpec, ModelSpec, SublayerSpec
+from ..spec import Affine, AttentionSpec, Context, HeadStepSpec, LayerSpec, ModelSpec, SublayerSpec
+from .heads import BARE, PREDICTIONS, SPANS, TOKENS, HeadKind, headed, in_turn
 from .parts import Module, Parts, embedding_limits, model_spec
 
 
@@ -111,24 +113,31 @@ def deberta_v1_layer(layer: Parts) -> LayerSpec:
     )
 
 
-def _model(model: Module, describe_layer: Callable[[Parts], LayerSpec], *, in_float32: bool = False) -> ModelSpec:
+def _body(
+    model: Module, encoder: str, describe_layer: Callable[[Parts], LayerSpec], *, in_float32: bool = False
+) -> ModelSpec:
+    base = Parts(model, "", model.config.hidden_size).below(encoder)
+    layers = [base.below(f"encoder.layer.{n}") for n in range(len(base["encoder.layer"]))]
+    limits = embedding_limits(base.below("embeddings"), most=model.config.max_position_embeddings)
+    return model_spec(layers, describe_layer, (), limits, in_float32=in_float32)
+
+
+def deberta_v1_body(model: Module, encoder: str) -> ModelSpec:
+    """The layers of the first version, whose norms compute in float32, whatever the head."""
+    return _body(model, encoder, deberta_v1_layer, in_float32=True)
+
+
+def deberta_v2_body(model: Module, encoder: str) -> ModelSpec:
+    """Those of versions 2 and 3; some have a convolution after the first layer."""
+    spec, base = _body(model, encoder, deberta_layer), Parts(model, "", model.config.hidden_size).below(encoder)
+    return spec if base["encoder.conv"] is None else _with_convolution(spec, base.below("encoder.conv"))
+
+
+def _classifier(model: Module, body: Callable[[Module, str], ModelSpec]) -> ModelSpec:
     """Pooler with its activation, then a classifier."""
-    parts = Parts(model, "", model.config.hidden_size)
-    layers = [parts.below(f"deberta.encoder.layer.{n}") for n in range(len(model.deberta.encoder.layer))]
-    head = (parts.step("pooler.dense", model.config.pooler_hidden_act), parts.step("classifier"))
-    limits = embedding_limits(parts.below("deberta.embeddings"), most=model.config.max_position_embeddings)
-    return model_spec(layers, describe_layer, head, limits, in_float32=in_float32)
-
-
-def deberta_v1(model: Module) -> ModelSpec:
-    """``DebertaForSequenceClassification``, whose norms compute in float32."""
-    return _model(model, deberta_v1_layer, in_float32=True)
-
-
-def deberta_v2(model: Module) -> ModelSpec:
-    """``DebertaV2ForSequenceClassification``, also of v3; some have a convolution after the first layer."""
-    spec, parts = _model(model, deberta_layer), Parts(model, "", model.config.hidden_size)
-    return spec if model.deberta.encoder.conv is None else _with_convolution(spec, parts.below("deberta.encoder.conv"))
+    spec = body(model, "deberta")
+    parts = Parts(model, "", spec.width)
+    return replace(spec, head=(parts.step("pooler.dense", model.config.pooler_hidden_act), parts.step("classifier")))
 
 
 def _with_convolution(spec: ModelSpec, part: Parts) -> ModelSpec:
@@ -139,7 +148,16 @@ def _with_convolution(spec: ModelSpec, part: Parts) -> ModelSpec:
     return replace(spec, layers=(first, *rest), state_modules=(part.module, *spec.state_modules[1:]))
 
 
-FAMILIES = {
-    "DebertaForSequenceClassification": deberta_v1,
-    "DebertaV2ForSequenceClassification": deberta_v2,
+def _choice(parts: Parts) -> tuple[HeadStepSpec, ...]:
+    return parts.step("pooler.dense", parts["config"].pooler_hidden_act), parts.step("classifier")
+
+
+_HEADS = {"ForTokenClassification": TOKENS, "ForQuestionAnswering": SPANS, "ForMaskedLM": PREDICTIONS, "Model": BARE}
+_CHOICE = HeadKind(_choice, in_turn(calls=("classifier",), pooler="pooler").call, read=0)
+
+FAMILIES: dict[str, Callable[[Module], ModelSpec]] = {
+    "DebertaForSequenceClassification": partial(_classifier, body=deberta_v1_body),
+    "DebertaV2ForSequenceClassification": partial(_classifier, body=deberta_v2_body),
+    **headed("Deberta", deberta_v1_body, "deberta", _HEADS),
+    **headed("DebertaV2", deberta_v2_body, "deberta", _HEADS | {"ForMultipleChoice": _CHOICE}),
 }

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ..spec import LayerSpec, ModelSpec, SublayerSpec
+from .heads import BARE, SPANS, TOKENS, headed, in_turn
 from .parts import Module, Parts, embedding_limits, model_spec
 
 
@@ -17,13 +20,36 @@ def distilbert_layer(layer: Parts) -> LayerSpec:
     )
 
 
+def distilbert_body(model: Module, encoder: str) -> ModelSpec:
+    """The layers, whatever the head; ``encoder`` is where they are in the model."""
+    base = Parts(model, "", model.config.dim).below(encoder)
+    layers = [base.below(f"transformer.layer.{n}") for n in range(len(base["transformer.layer"]))]
+    return model_spec(layers, distilbert_layer, (), embedding_limits(base.below("embeddings")))
+
+
+#: Of a classifier, and of one choice.
+DENSE = in_turn(("pre_classifier", "relu"), ("classifier",), calls=("pre_classifier", "relu", "classifier"), read=0)
+
+
 def distilbert(model: Module) -> ModelSpec:
     """``DistilBertForSequenceClassification``: dense, ReLU, classifier."""
-    parts = Parts(model, "", model.config.dim)
-    count = len(model.distilbert.transformer.layer)
-    layers = [parts.below(f"distilbert.transformer.layer.{n}") for n in range(count)]
-    head = (parts.step("pre_classifier", "relu"), parts.step("classifier"))
-    return model_spec(layers, distilbert_layer, head, embedding_limits(parts.below("distilbert.embeddings")))
+    spec = distilbert_body(model, "distilbert")
+    return replace(spec, head=DENSE.steps(Parts(model, "", spec.width)))
 
 
-FAMILIES = {"DistilBertForSequenceClassification": distilbert}
+_HEADS = {
+    "ForTokenClassification": TOKENS,
+    "ForQuestionAnswering": SPANS,
+    "ForMaskedLM": in_turn(
+        ("vocab_transform", "activation", "vocab_layer_norm"),
+        ("vocab_projector",),
+        calls=("vocab_transform", "activation", "vocab_layer_norm", "vocab_projector"),
+    ),
+    "ForMultipleChoice": DENSE,
+    "Model": BARE,
+}
+
+FAMILIES = {
+    "DistilBertForSequenceClassification": distilbert,
+    **headed("DistilBert", distilbert_body, "distilbert", _HEADS),
+}

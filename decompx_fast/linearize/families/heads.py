@@ -1,8 +1,8 @@
 """The heads that families put on their encoders: what they read, their steps, and which modules of the model they are.
 
-A head is a line of data in a family's file: ``with_head(body(model), parts, TOKENS, "bert")``. It says its steps twice:
-as maps, activations and norms that are decomposed, and as a call of the model's own modules on the rows asked for,
-which the first are checked against. So no head is ever run on all positions.
+A head is a line of data in a family's file: ``{"ForTokenClassification": TOKENS}`` (:func:`headed`). It says its steps
+twice: as maps, activations and norms that are decomposed, and as a call of the model's own modules on the rows asked
+for, which the first are checked against. So no head is ever run on all positions.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
-from torch import Tensor
+from torch import Tensor, nn
 
+from ...activations import get_activation
 from ..spec import HeadStepSpec, ModelSpec
-from .parts import Module, Parts
+from .parts import KNOWN_ACTIVATIONS, Module, Parts
 
 #: What a head reads by itself, as :class:`..spec.ModelSpec` has it.
 Read = int | Literal["mean", "each"] | Callable[[Mapping[str, Tensor]], Tensor]
@@ -29,32 +30,75 @@ class HeadKind:
         steps: as data, from the parts of the model.
         call: the outputs ``[r, C]`` of states ``[r, d]``, by the model's own modules.
         read: what is read; ``"each"``: every position by itself.
+        read_of: tells that of a model, where its configuration says so.
     """
 
     steps: Callable[[Parts], tuple[HeadStepSpec, ...]]
     call: Callable[[Module, Tensor], Tensor]
     read: Read = "each"
+    read_of: Callable[[Module], Read] | None = None
+
+
+#: A step by the paths of its map, its activation (or the name of one) and its norm; what is not there is left out.
+Step = tuple[str] | tuple[str, str | None] | tuple[str, str | None, str | None]
+
+
+def steps_of(*steps: Step) -> Callable[[Parts], tuple[HeadStepSpec, ...]]:
+    """What reads these steps from the parts of a model; each map takes what the one before it gives."""
+    return partial(_read_steps, steps=steps)
+
+
+def _read_steps(parts: Parts, steps: tuple[Step, ...]) -> tuple[HeadStepSpec, ...]:
+    found, width = [], parts.width
+    for step in steps:
+        path, activation, norm = (*step, None, None)[:3]
+        map_ = None if isinstance(parts[path], nn.Identity) else parts.affine(path, width)
+        name = None if activation is None else _activation(parts, activation)
+        found.append(HeadStepSpec(map_, name, None if norm is None else parts.norm(norm)))
+        width = width if map_ is None else map_.weight.shape[1]
+    return tuple(found)
+
+
+def _activation(parts: Parts, activation: str) -> str | None:
+    if activation in KNOWN_ACTIVATIONS:
+        return activation
+    return None if isinstance(parts[activation], nn.Identity) else parts.activation(activation)
+
+
+def in_turn(*steps: Step, calls: tuple[str, ...], pooler: str | None = None, read: Read = "each") -> HeadKind:
+    """A head of several modules.
+
+    Args:
+        steps: of all of it.
+        calls: the modules that the model calls in turn, or the names of activations between them.
+        pooler: what it calls before them on the states ``[r, i, d]``, of which it takes one position.
+        read: as for :class:`HeadKind`.
+    """
+    return HeadKind(steps_of(*steps), partial(_called, calls=calls, pooler=pooler), read)
+
+
+def _called(model: Module, rows: Tensor, calls: tuple[str, ...], pooler: str | None = None) -> Tensor:
+    parts = Parts(model, "", rows.shape[-1])
+    found: Tensor = rows if pooler is None else parts[pooler](rows.unsqueeze(1))
+    for path in calls:
+        found = get_activation(path)(found) if path in KNOWN_ACTIVATIONS else parts[path](found)
+    return found
 
 
 def linear(path: str, read: Read = "each") -> HeadKind:
     """One map, such as ``"classifier"``."""
-    return HeadKind(partial(_linear_steps, path=path), partial(_called, path=path), read)
-
-
-def _linear_steps(parts: Parts, path: str) -> tuple[HeadStepSpec, ...]:
-    return (parts.step(path),)
-
-
-def _called(model: Module, rows: Tensor, path: str) -> Tensor:
-    for name in path.split("."):
-        model = getattr(model, name)
-    found: Tensor = model(rows)
-    return found
+    return in_turn((path,), calls=(path,), read=read)
 
 
 def module(path: str, steps: Callable[[Parts], tuple[HeadStepSpec, ...]], read: Read = "each") -> HeadKind:
     """A module that takes the rows and gives the outputs, such as ``"lm_head"``; ``steps`` reads what is in it."""
-    return HeadKind(lambda parts: steps(parts.below(path)), partial(_called, path=path), read)
+    return HeadKind(lambda parts: steps(parts.below(path)), partial(_called, calls=(path,)), read)
+
+
+def pooled(encoder: str, path: str) -> HeadKind:
+    """BERT's pooler at the first position and one map: the score of one choice, or whether a sentence follows."""
+    pooler = f"{encoder}.pooler"
+    return in_turn((f"{pooler}.dense", f"{pooler}.activation"), (path,), calls=(path,), pooler=pooler, read=0)
 
 
 #: No head: the state itself, at the first position, or what the caller says.
@@ -62,6 +106,35 @@ BARE = HeadKind(lambda parts: (HeadStepSpec(),), lambda model, rows: rows, read=
 
 #: The heads that encoders share: token classification, question answering (outputs: start, end).
 TOKENS, SPANS = linear("classifier"), linear("qa_outputs")
+
+#: Masked language models with BERT's names, and with RoBERTa's.
+PREDICTIONS = module(
+    "cls.predictions",
+    steps_of(("transform.dense", "transform.transform_act_fn", "transform.LayerNorm"), ("decoder",)),
+)
+LM_HEAD = module("lm_head", steps_of(("dense", "gelu", "layer_norm"), ("decoder",)))
+
+
+def headed(
+    name: str, body: Callable[[Module, str], ModelSpec], encoder: str, heads: Mapping[str, HeadKind]
+) -> dict[str, Callable[[Module], ModelSpec]]:
+    """The classes of an architecture by their names.
+
+    Args:
+        name: what they begin with, such as ``"Bert"``.
+        body: describes the encoder of a model, at a path (``""``: the model itself), without a head.
+        encoder: that path.
+        heads: by what the names end with, such as ``"ForTokenClassification"``; ``"Model"`` is the encoder itself.
+    """
+    return {
+        f"{name}{suffix}": partial(_headed, body=body, encoder="" if suffix == "Model" else encoder, head=head)
+        for suffix, head in heads.items()
+    }
+
+
+def _headed(model: Module, body: Callable[[Module, str], ModelSpec], encoder: str, head: HeadKind) -> ModelSpec:
+    spec = body(model, encoder)
+    return with_head(spec, Parts(model, "", spec.width), head, encoder or None)
 
 
 def with_head(body: ModelSpec, parts: Parts, head: HeadKind, encoder: str | None) -> ModelSpec:
@@ -74,4 +147,5 @@ def with_head(body: ModelSpec, parts: Parts, head: HeadKind, encoder: str | None
         encoder: where the encoder is in the model; ``None``: it is the model.
     """
     backbone = parts.module if encoder is None else parts[encoder]
-    return replace(body, head=head.steps(parts), read=head.read, backbone=backbone, outputs_of=head.call)
+    read = head.read if head.read_of is None else head.read_of(parts.module)
+    return replace(body, head=head.steps(parts), read=read, backbone=backbone, outputs_of=head.call)

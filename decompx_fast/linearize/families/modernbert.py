@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ..spec import FeedForwardSpec, LayerSpec, ModelSpec, SublayerSpec
+from .heads import BARE, HeadKind, Read, headed, in_turn
 from .parts import Module, Parts, embedding_limits, model_spec, rotary_positions_in_float32
 
 
@@ -25,18 +28,43 @@ def modernbert_layer(layer: Parts) -> LayerSpec:
     )
 
 
-def modernbert(model: Module) -> ModelSpec:
-    """``ModernBertForSequenceClassification``: dense, activation, norm, classifier, on the first token or the mean."""
+def modernbert_body(model: Module, encoder: str) -> ModelSpec:
+    """The layers, whatever the head; ``encoder`` is where they are in the model."""
     config = model.config
-    parts = Parts(model, "", config.hidden_size)
+    base = Parts(model, "", config.hidden_size).below(encoder)
     return model_spec(
-        [parts.below(f"model.layers.{n}") for n in range(len(model.model.layers))],
+        [base.below(f"layers.{n}") for n in range(len(base["layers"]))],
         modernbert_layer,
-        head=(parts.step("head.dense", parts.activation("head.act"), "head.norm"), parts.step("classifier")),
-        limits=embedding_limits(parts.below("model.embeddings"), "tok_embeddings", most=config.max_position_embeddings),
-        read="mean" if config.classifier_pooling == "mean" else 0,
-        final_norm=(model.model.final_norm, parts.norm("model.final_norm")),
+        head=(),
+        limits=embedding_limits(base.below("embeddings"), "tok_embeddings", most=config.max_position_embeddings),
+        final_norm=(base["final_norm"], base.norm("final_norm")),
     )
 
 
-FAMILIES = {"ModernBertForSequenceClassification": modernbert}
+def _pooling(model: Module) -> Read:
+    return "mean" if model.config.classifier_pooling == "mean" else 0
+
+
+def _then(path: str) -> HeadKind:
+    """Dense, activation, norm, and one map."""
+    return in_turn(("head.dense", "head.act", "head.norm"), (path,), calls=("head", path))
+
+
+def modernbert(model: Module) -> ModelSpec:
+    """``ModernBertForSequenceClassification``, on the first token or the mean."""
+    spec = modernbert_body(model, "model")
+    return replace(spec, head=_then("classifier").steps(Parts(model, "", spec.width)), read=_pooling(model))
+
+
+_HEADS = {
+    "ForTokenClassification": _then("classifier"),
+    "ForQuestionAnswering": _then("classifier"),
+    "ForMaskedLM": _then("decoder"),
+    "ForMultipleChoice": replace(_then("classifier"), read_of=_pooling),
+    "Model": BARE,
+}
+
+FAMILIES = {
+    "ModernBertForSequenceClassification": modernbert,
+    **headed("ModernBert", modernbert_body, "model", _HEADS),
+}

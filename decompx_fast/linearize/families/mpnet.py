@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ..spec import LayerSpec, ModelSpec, SublayerSpec
+from .bert import dense_and_out_proj
+from .heads import BARE, LM_HEAD, SPANS, TOKENS, headed, pooled
 from .parts import Module, Parts, added_positions, embedding_limits, model_spec
 
 
@@ -20,12 +24,25 @@ def mpnet_layer(layer: Parts) -> LayerSpec:
     )
 
 
+def mpnet_body(model: Module, encoder: str) -> ModelSpec:
+    """The layers, whatever the head; ``encoder`` is where they are in the model."""
+    base = Parts(model, "", model.config.hidden_size).below(encoder)
+    layers = [base.below(f"encoder.layer.{n}") for n in range(len(base["encoder.layer"]))]
+    return model_spec(layers, mpnet_layer, (), embedding_limits(base.below("embeddings")))
+
+
 def mpnet(model: Module) -> ModelSpec:
     """``MPNetForSequenceClassification``: dense, tanh, out_proj."""
-    parts = Parts(model, "", model.config.hidden_size)
-    layers = [parts.below(f"mpnet.encoder.layer.{n}") for n in range(len(model.mpnet.encoder.layer))]
-    head = (parts.step("classifier.dense", "tanh"), parts.step("classifier.out_proj"))
-    return model_spec(layers, mpnet_layer, head, embedding_limits(parts.below("mpnet.embeddings")))
+    spec = mpnet_body(model, "mpnet")
+    return replace(spec, head=dense_and_out_proj(Parts(model, "", spec.width), "mpnet"))
 
 
-FAMILIES = {"MPNetForSequenceClassification": mpnet}
+_HEADS = {
+    "ForTokenClassification": TOKENS,
+    "ForQuestionAnswering": SPANS,
+    "ForMaskedLM": LM_HEAD,
+    "ForMultipleChoice": pooled("mpnet", "classifier"),
+    "Model": BARE,
+}
+
+FAMILIES = {"MPNetForSequenceClassification": mpnet, **headed("MPNet", mpnet_body, "mpnet", _HEADS)}

@@ -98,8 +98,8 @@ class Parts:
         return part
 
     def below(self, path: str) -> Parts:
-        """The parts of a part."""
-        return Parts(self[path], self._path(path), self.width)
+        """The parts of a part, or these where the path is empty."""
+        return Parts(self[path], self._path(path), self.width) if path else self
 
     def affine(self, path: str, features: int | None = None) -> Affine:
         """A linear map of ``features`` inputs, ``d`` of them by default."""
@@ -206,10 +206,15 @@ def model_spec(
         layers, head, limits, read, in_float32: as :class:`..spec.ModelSpec` has them.
         describe_layer: reads one.
         final_norm: what comes after the last of them, as a module and as it was read.
+
+    Raises:
+        UnsupportedModelError: if there are no layers.
     """
+    if not layers:
+        raise UnsupportedModelError("this model has no layers: there is nothing to decompose")
     modules, specs = tuple(layer.module for layer in layers), [describe_layer(layer) for layer in layers]
     states = modules
-    if final_norm is not None and specs:
+    if final_norm is not None:
         *before, last = specs[-1]
         specs[-1] = (*before, replace(last, post_norm=final_norm[1]))
         states = (*modules[:-1], final_norm[0])

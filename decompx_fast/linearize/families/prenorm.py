@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
 from torch import Tensor
 
 from ...errors import UnsupportedModelError
-from ..spec import Context, LayerSpec, ModelSpec, SublayerSpec
-from .bert import ATTENTION, bert_ops, dense_and_out_proj, pooler_and_classifier
+from ..spec import Context, HeadStepSpec, LayerSpec, ModelSpec, SublayerSpec
+from .bert import ATTENTION, bert_ops, classifier, dense_and_out_proj, pooler_and_classifier
+from .heads import BARE, LM_HEAD, PREDICTIONS, SPANS, TOKENS, headed, module, pooled, steps_of
 from .parts import Module, Parts, embedding_limits, model_spec, rotary_positions_in_float32
 
 
@@ -57,36 +62,66 @@ def esm_layer(layer: Parts) -> LayerSpec:
     )
 
 
-def roberta_prelayernorm(model: Module) -> ModelSpec:
-    """``RobertaPreLayerNormForSequenceClassification``: dense, tanh, out_proj."""
-    name = "roberta_prelayernorm"
-    parts = Parts(model, "", model.config.hidden_size)
-    limits = embedding_limits(parts.below(f"{name}.embeddings"))
-    layers = [parts.below(f"{name}.encoder.layer.{n}") for n in range(len(parts[f"{name}.encoder.layer"]))]
-    norm = (parts[f"{name}.LayerNorm"], parts.norm(f"{name}.LayerNorm"))
-    return model_spec(layers, roberta_prelayernorm_layer, dense_and_out_proj(parts, name), limits, final_norm=norm)
+def _body(
+    model: Module,
+    encoder: str,
+    layer: Callable[[Parts], LayerSpec],
+    norm: str,
+    most: Callable[[Module], int | None] = lambda config: None,
+) -> ModelSpec:
+    """The layers, whatever the head, and the norm after them; ``encoder`` is where they are in the model."""
+    base = Parts(model, "", model.config.hidden_size).below(encoder)
+    layers = [base.below(f"encoder.layer.{n}") for n in range(len(base["encoder.layer"]))]
+    limits = embedding_limits(base.below("embeddings"), most=most(model.config))
+    return model_spec(layers, layer, (), limits, final_norm=(base[norm], base.norm(norm)))
 
 
-def megatron(model: Module) -> ModelSpec:
-    """``MegatronBertForSequenceClassification``: pooler with tanh, then a classifier."""
-    parts = Parts(model, "", model.config.hidden_size)
-    limits = embedding_limits(parts.below("bert.embeddings"))
-    layers = [parts.below(f"bert.encoder.layer.{n}") for n in range(len(model.bert.encoder.layer))]
-    norm = (model.bert.encoder.ln, parts.norm("bert.encoder.ln"))
-    return model_spec(layers, megatron_layer, pooler_and_classifier(parts, "bert"), limits, final_norm=norm)
+roberta_prelayernorm_body = partial(_body, layer=roberta_prelayernorm_layer, norm="LayerNorm")
+megatron_body = partial(_body, layer=megatron_layer, norm="encoder.ln")
+esm_body = partial(
+    _body,
+    layer=esm_layer,
+    norm="encoder.emb_layer_norm_after",
+    most=lambda config: config.max_position_embeddings,
+)
 
 
-def esm(model: Module) -> ModelSpec:
-    """``EsmForSequenceClassification``: dense, tanh, out_proj."""
-    parts = Parts(model, "", model.config.hidden_size)
-    limits = embedding_limits(parts.below("esm.embeddings"), most=model.config.max_position_embeddings)
-    layers = [parts.below(f"esm.encoder.layer.{n}") for n in range(len(model.esm.encoder.layer))]
-    norm = (model.esm.encoder.emb_layer_norm_after, parts.norm("esm.encoder.emb_layer_norm_after"))
-    return model_spec(layers, esm_layer, dense_and_out_proj(parts, "esm"), limits, final_norm=norm)
+def _esm_predictions(parts: Parts) -> tuple[HeadStepSpec, ...]:
+    """The bias of the vocabulary is no part of its map."""
+    dense, decoder = steps_of(("dense", "gelu", "layer_norm"), ("decoder",))(parts)
+    assert decoder.map is not None
+    # The module gives other numbers than this map, so that it must not be listened to.
+    return dense, replace(decoder, map=replace(decoder.map, bias=parts["bias"].detach(), module=None))
 
 
-FAMILIES = {
-    "EsmForSequenceClassification": esm,
-    "MegatronBertForSequenceClassification": megatron,
-    "RobertaPreLayerNormForSequenceClassification": roberta_prelayernorm,
+_ROBERTA = {
+    "ForTokenClassification": TOKENS,
+    "ForQuestionAnswering": SPANS,
+    "ForMaskedLM": LM_HEAD,
+    "ForMultipleChoice": pooled("roberta_prelayernorm", "classifier"),
+    "Model": BARE,
+}
+_MEGATRON = {
+    "ForTokenClassification": TOKENS,
+    "ForQuestionAnswering": SPANS,
+    "ForMaskedLM": PREDICTIONS,
+    "ForMultipleChoice": pooled("bert", "classifier"),
+    "ForNextSentencePrediction": pooled("bert", "cls.seq_relationship"),
+    "Model": BARE,
+}
+_ESM = {"ForTokenClassification": TOKENS, "ForMaskedLM": module("lm_head", _esm_predictions), "Model": BARE}
+
+_NAME = "roberta_prelayernorm"
+
+FAMILIES: dict[str, Callable[[Module], ModelSpec]] = {
+    "EsmForSequenceClassification": partial(classifier, encoder="esm", head=dense_and_out_proj, body=esm_body),
+    "MegatronBertForSequenceClassification": partial(
+        classifier, encoder="bert", head=pooler_and_classifier, body=megatron_body
+    ),
+    "RobertaPreLayerNormForSequenceClassification": partial(
+        classifier, encoder=_NAME, head=dense_and_out_proj, body=roberta_prelayernorm_body
+    ),
+    **headed("Esm", esm_body, "esm", _ESM),
+    **headed("MegatronBert", megatron_body, "bert", _MEGATRON),
+    **headed("RobertaPreLayerNorm", roberta_prelayernorm_body, _NAME, _ROBERTA),
 }

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
 from ...errors import UnsupportedModelError
 from ..spec import AttentionSpec, LayerSpec, ModelSpec, SublayerSpec
-from .bert import ATTENTION, dense_and_out_proj, pooler_and_classifier
+from .bert import ATTENTION, classifier, dense_and_out_proj, pooler_and_classifier, summary_read
+from .heads import BARE, LM_HEAD, PREDICTIONS, SPANS, TOKENS, headed, in_turn, linear, module, steps_of
 from .parts import Module, Parts, embedding_limits, interleaved_rotary_positions, model_spec, rotary_positions
 
 
@@ -26,11 +31,11 @@ def roformer_layer(layer: Parts) -> LayerSpec:
 
 
 def _attention(layer: Parts) -> AttentionSpec:
-    config, size = layer["self_attn.config"], layer["self_attn.head_dim"]
-    heads = config.num_attention_heads
-    kv_heads = getattr(config, "num_key_value_heads", heads)
+    size = layer["self_attn.head_dim"]
     names = (f"self_attn.{name}_proj" for name in "qkvo")
-    return layer.attention(names, heads=heads, size=size, kv_heads=kv_heads, positions=rotary_positions)
+    heads = layer["self_attn.config"].num_attention_heads
+    op = layer.attention(names, heads=heads, size=size, positions=rotary_positions)
+    return replace(op, kv_heads=op.key.weight.shape[1] // size)
 
 
 def nomic_layer(layer: Parts) -> LayerSpec:
@@ -54,51 +59,91 @@ def eurobert_layer(layer: Parts) -> LayerSpec:
     )
 
 
+def roformer_body(model: Module, encoder: str) -> ModelSpec:
+    """The layers, whatever the head; ``encoder`` is where they are in the model."""
+    base = Parts(model, "", model.config.hidden_size).below(encoder)
+    layers = [base.below(f"encoder.layer.{n}") for n in range(len(base["encoder.layer"]))]
+    limits = embedding_limits(base.below("embeddings"), most=model.config.max_position_embeddings)
+    return model_spec(layers, roformer_layer, (), limits)
+
+
 def roformer(model: Module) -> ModelSpec:
     """``RoFormerForSequenceClassification``: dense, activation, out_proj."""
-    parts = Parts(model, "", model.config.hidden_size)
-    layers = [parts.below(f"roformer.encoder.layer.{n}") for n in range(len(model.roformer.encoder.layer))]
-    head = (parts.step("classifier.dense", model.config.hidden_act), parts.step("classifier.out_proj"))
-    limits = embedding_limits(parts.below("roformer.embeddings"), most=model.config.max_position_embeddings)
-    return model_spec(layers, roformer_layer, head, limits)
+    spec = roformer_body(model, "roformer")
+    parts = Parts(model, "", spec.width)
+    return replace(
+        spec, head=(parts.step("classifier.dense", model.config.hidden_act), parts.step("classifier.out_proj"))
+    )
 
 
-def nomic(model: Module) -> ModelSpec:
-    """``NomicBert-``, ``Gte-`` and ``JinaEmbeddingsV3ForSequenceClassification``: BERT's head or RoBERTa's."""
-    name = next(name for name in ("nomic_bert", "gte", "roberta") if hasattr(model, name))
-    parts = Parts(model, "", model.config.hidden_size)
-    layers = [parts.below(f"{name}.layers.{n}") for n in range(len(parts[f"{name}.layers"]))]
-    head = (dense_and_out_proj if name == "roberta" else pooler_and_classifier)(parts, name)
-    limits = embedding_limits(parts.below(f"{name}.embeddings"), most=model.config.max_position_embeddings)
-    return model_spec(layers, nomic_layer, head, limits)
+def nomic_body(model: Module, encoder: str) -> ModelSpec:
+    """The layers of NomicBERT, GTE or Jina v3, whatever the head."""
+    base = Parts(model, "", model.config.hidden_size).below(encoder)
+    layers = [base.below(f"layers.{n}") for n in range(len(base["layers"]))]
+    limits = embedding_limits(base.below("embeddings"), most=model.config.max_position_embeddings)
+    return model_spec(layers, nomic_layer, (), limits)
+
+
+def eurobert_body(model: Module, encoder: str) -> ModelSpec:
+    """The layers and the norm after them, whatever the head."""
+    base = Parts(model, "", model.config.hidden_size).below(encoder)
+    return model_spec(
+        [base.below(f"layers.{n}") for n in range(len(base["layers"]))],
+        eurobert_layer,
+        head=(),
+        limits=embedding_limits(base, "embed_tokens", most=model.config.max_position_embeddings),
+        final_norm=(base["norm"], base.rms_norm("norm")),
+        in_float32=True,
+    )
 
 
 def eurobert(model: Module) -> ModelSpec:
     """``EuroBertForSequenceClassification``: dense, activation, classifier, on the first token or the mean."""
-    config = model.config
     pooling = model.classifier_pooling
     if pooling not in ("bos", "mean"):
         raise UnsupportedModelError(
             f"classifier_pooling={pooling!r} applies the head to every token and takes the mean of the logits: only "
             "'bos' and 'mean' can be explained yet"
         )
-    parts = Parts(model, "", config.hidden_size)
-    layers = [parts.below(f"model.layers.{n}") for n in range(len(model.model.layers))]
-    return model_spec(
-        layers,
-        eurobert_layer,
-        head=(parts.step("dense", parts.activation("activation")), parts.step("classifier")),
-        limits=embedding_limits(parts.below("model"), "embed_tokens", most=config.max_position_embeddings),
-        read="mean" if pooling == "mean" else 0,
-        final_norm=(model.model.norm, parts.rms_norm("model.norm")),
-        in_float32=True,
-    )
+    spec = eurobert_body(model, "model")
+    parts = Parts(model, "", spec.width)
+    head = (parts.step("dense", parts.activation("activation")), parts.step("classifier"))
+    return replace(spec, head=head, read="mean" if pooling == "mean" else 0)
 
 
-FAMILIES = {
+#: The summary is the last token alone.
+_CHOICE = in_turn(
+    ("sequence_summary.summary", "sequence_summary.activation"),
+    ("classifier",),
+    calls=("classifier",),
+    pooler="sequence_summary",
+)
+_ROFORMER = {
+    "ForTokenClassification": TOKENS,
+    "ForQuestionAnswering": SPANS,
+    "ForMaskedLM": PREDICTIONS,
+    "ForMultipleChoice": replace(_CHOICE, read_of=summary_read),
+    "Model": BARE,
+}
+_NOMIC_PREDICTIONS = module(
+    "cls.predictions",
+    steps_of(("transform.dense", "transform.transform_act_fn", "transform.layer_norm"), ("decoder",)),
+)
+_NOMIC = {"ForTokenClassification": TOKENS, "ForMaskedLM": _NOMIC_PREDICTIONS, "Model": BARE}
+_GTE = {"ForTokenClassification": TOKENS, "ForMaskedLM": LM_HEAD, "Model": BARE}
+_EUROBERT = {"ForTokenClassification": TOKENS, "ForMaskedLM": linear("lm_head"), "Model": BARE}
+
+_nomic = partial(classifier, body=nomic_body)
+
+FAMILIES: dict[str, Callable[[Module], ModelSpec]] = {
     "EuroBertForSequenceClassification": eurobert,
-    "GteForSequenceClassification": nomic,
-    "JinaEmbeddingsV3ForSequenceClassification": nomic,
-    "NomicBertForSequenceClassification": nomic,
+    "GteForSequenceClassification": partial(_nomic, encoder="gte", head=pooler_and_classifier),
+    "JinaEmbeddingsV3ForSequenceClassification": partial(_nomic, encoder="roberta", head=dense_and_out_proj),
+    "NomicBertForSequenceClassification": partial(_nomic, encoder="nomic_bert", head=pooler_and_classifier),
     "RoFormerForSequenceClassification": roformer,
+    **headed("EuroBert", eurobert_body, "model", _EUROBERT),
+    **headed("Gte", nomic_body, "gte", _GTE),
+    **headed("JinaEmbeddingsV3", nomic_body, "roberta", _GTE | {"ForQuestionAnswering": SPANS}),
+    **headed("NomicBert", nomic_body, "nomic_bert", _NOMIC),
+    **headed("RoFormer", roformer_body, "roformer", _ROFORMER),
 }

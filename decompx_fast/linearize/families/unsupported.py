@@ -9,27 +9,41 @@ _CHOSEN_POSITIONS = (
 _APPROXIMATED = "its attention is approximated, so that it has no weights that sum to 1 over the positions"
 _OTHER_INPUTS = "it reads more than a text (a page's layout, a table, entities), and that would need scores as well"
 
+_SQUAD = (
+    "its head looks for the end of an answer by the start that it found, so that its outputs are no function of a "
+    "position alone; the class that ends in Simple can be explained"
+)
+_TWO_HEADS = (
+    "it has two heads: load it as a masked language model (ForMaskedLM), or as ForNextSentencePrediction where "
+    "transformers has that"
+)
+
 #: Why not, by the name of the class in transformers.
 UNSUPPORTED: dict[str, str] = {
     "BartForSequenceClassification": "it has a decoder that attends to an encoder, which cannot be described yet",
+    "BertForPreTraining": _TWO_HEADS,
+    "BigBirdForPreTraining": _TWO_HEADS,
+    "BigBirdForQuestionAnswering": (
+        "its head is a network of its own with a residual connection, and hides the question's tokens from the answer"
+    ),
     "BigBirdPegasusForSequenceClassification": _CHOSEN_POSITIONS,
     "CanineForSequenceClassification": "it shortens the sequence of characters and lengthens it again between layers",
     "ConvBertForSequenceClassification": (
         "half of its heads are convolutions whose kernels it computes from the text, which are no attention weights"
     ),
+    "ErnieForPreTraining": _TWO_HEADS,
+    "FlaubertForQuestionAnswering": _SQUAD,
     "FNetForSequenceClassification": "it mixes positions and features by a Fourier transform, which is no attention",
     "FunnelForSequenceClassification": "it pools the sequence between layers, so that positions are no tokens any more",
     "Gemma3ForSequenceClassification": "it reads pictures as well: use Gemma3TextForSequenceClassification",
     "IBertForSequenceClassification": "its maps and norms are those of integer arithmetic",
     "LiltForSequenceClassification": _OTHER_INPUTS,
-    "LongformerForSequenceClassification": (
-        "its first token attends by maps of its own, and is attended by all others beside their window"
-    ),
     "LukeForSequenceClassification": _OTHER_INPUTS,
-    "MobileBertForSequenceClassification": (
-        "its layers work on a narrower state with residuals of its own, inside of the residual of the whole layer, and "
-        "its embedding is one of three neighbouring tokens together"
+    "MegatronBertForPreTraining": _TWO_HEADS,
+    "MobileBertForMaskedLM": (
+        "the map to its vocabulary is put together of two, which would have to be copied; other heads can be explained"
     ),
+    "MobileBertForPreTraining": _TWO_HEADS,
     "MraForSequenceClassification": _APPROXIMATED,
     "NystromformerForSequenceClassification": _APPROXIMATED,
     "PerceiverForSequenceClassification": "its positions are latent vectors, not tokens",
@@ -39,6 +53,7 @@ UNSUPPORTED: dict[str, str] = {
     "SqueezeBertForSequenceClassification": "its maps are grouped convolutions, which cannot be read as linear yet",
     "TapasForSequenceClassification": _OTHER_INPUTS,
     "T5ForSequenceClassification": "it has a decoder that attends to an encoder, which cannot be described yet",
+    "XLMForQuestionAnswering": _SQUAD,
     "XLNetForSequenceClassification": (
         "its attention keeps its weights in no linear layers, adds segments and positions to its logits, and the first "
         "axis of its states is the position"

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 
 from torch import nn
 
 from ...errors import UnsupportedModelError
 from ..spec import HeadStepSpec, InputLimits, LayerSpec, ModelSpec, SublayerSpec
+from .bert import summary_read
+from .heads import BARE, SPANS, TOKENS, headed, in_turn, linear
 from .parts import Module, Parts, activation_name, embedding_limits
-
-#: What the head reads, by the option ``summary_type``. Padding is never there, so the last token is the text's.
-READ: dict[str, int | Literal["mean"]] = {"first": 0, "last": -1, "cls_index": -1, "mean": "mean"}
 
 
 def xlm_layer(encoder: Parts, number: int) -> LayerSpec:
@@ -45,38 +46,58 @@ def summary(parts: Parts, labels: int) -> HeadStepSpec:
     return step
 
 
-def xlm(model: Module) -> ModelSpec:
-    """``XLMForSequenceClassification``; its softmax computes in float32."""
-    parts = Parts(model, "", model.config.emb_dim)
-    encoder = parts.below("transformer")
-    count = len(encoder["attentions"])
-    if parts["sequence_summary.summary_type"] not in READ:
-        raise UnsupportedModelError(
-            f"sequence_summary.summary_type={parts['sequence_summary.summary_type']!r}: supported are {', '.join(READ)}"
-        )
-    limits = embedding_limits(encoder, words="embeddings", types=None)
+def xlm_body(model: Module, encoder: str) -> ModelSpec:
+    """The layers, whose softmax computes in float32, whatever the head; ``encoder`` is where they are in the model."""
+    base = Parts(model, "", model.config.emb_dim).below(encoder)
+    limits = embedding_limits(base, words="embeddings", types=None)
     sizes = dict(limits.sizes)
     sizes["token_type_ids"] = sizes["input_ids"]  # types are embedded as words are
     return ModelSpec(
-        layer_modules=tuple(encoder["attentions"]),
-        layers=tuple(xlm_layer(encoder, number) for number in range(count)),
-        head=(summary(parts, model.num_labels),),
-        read=READ[parts["sequence_summary.summary_type"]],
+        layer_modules=tuple(base["attentions"]),
+        layers=tuple(xlm_layer(base, number) for number in range(len(base["attentions"]))),
+        head=(),
+        read=0,
         limits=InputLimits(limits.positions, sizes),
-        state_modules=tuple(encoder["layer_norm2"]),
+        state_modules=tuple(base["layer_norm2"]),
         in_float32=True,
         in_place=True,
     )
 
 
-def flaubert(model: Module) -> ModelSpec:
-    """``FlaubertForSequenceClassification``, with its norms after the residuals."""
-    if model.transformer.pre_norm:
+def flaubert_body(model: Module, encoder: str) -> ModelSpec:
+    """The same, with its norms after the residuals."""
+    if Parts(model, "", model.config.emb_dim).below(encoder)["pre_norm"]:
         raise UnsupportedModelError(
             "this FlauBERT has its norms before the branches (pre_norm=True), so that no module gives the states after "
             "its layers: they could not be checked, so it is refused"
         )
-    return xlm(model)
+    return xlm_body(model, encoder)
 
 
-FAMILIES = {"XLMForSequenceClassification": xlm, "FlaubertForSequenceClassification": flaubert}
+def _classifier(model: Module, body: Callable[[Module, str], ModelSpec]) -> ModelSpec:
+    """A summary of the sequence that is projected to the labels."""
+    spec = body(model, "transformer")
+    head = (summary(Parts(model, "", spec.width), model.num_labels),)
+    return replace(spec, head=head, read=summary_read(model))
+
+
+_CHOICE = in_turn(
+    ("sequence_summary.summary", "sequence_summary.activation"),
+    ("logits_proj",),
+    calls=("logits_proj",),
+    pooler="sequence_summary",
+)
+_HEADS = {
+    "ForTokenClassification": TOKENS,
+    "ForQuestionAnsweringSimple": SPANS,
+    "WithLMHeadModel": linear("pred_layer.proj"),
+    "ForMultipleChoice": replace(_CHOICE, read_of=summary_read),
+    "Model": BARE,
+}
+
+FAMILIES: dict[str, Callable[[Module], ModelSpec]] = {
+    "XLMForSequenceClassification": partial(_classifier, body=xlm_body),
+    "FlaubertForSequenceClassification": partial(_classifier, body=flaubert_body),
+    **headed("XLM", xlm_body, "transformer", _HEADS),
+    **headed("Flaubert", flaubert_body, "transformer", _HEADS),
+}

@@ -20,7 +20,7 @@ FORMAT = "decompx-fast launch choices, version 1"
 
 
 def use_launches(path: str | os.PathLike[str] | None, device: torch.device | str = "cuda") -> None:
-    """Take the launch choices of the Triton kernels from a file that ``bench/tune.py`` wrote on such a GPU.
+    """Take the launch choices of the Triton kernels from a file that ``tools/tune.py`` wrote on such a GPU.
 
     It holds for every device of this process that is of the same architecture.
 
@@ -48,16 +48,16 @@ def use_launches(path: str | os.PathLike[str] | None, device: torch.device | str
     except (OSError, ValueError) as error:
         raise InputError(f"path={os.fspath(path)!r} cannot be read: {error}") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise InputError(f"path={os.fspath(path)!r} holds no launch choices: give a file that bench/tune.py wrote")
+        raise InputError(f"path={os.fspath(path)!r} holds no launch choices: give a file that tools/tune.py wrote")
     if content.get("device") != device_name(device):
         raise InputError(
             f"path={os.fspath(path)!r} was measured on {content.get('device')!r}, and {device} is "
-            f"{device_name(device)!r}: run bench/tune.py on it"
+            f"{device_name(device)!r}: run tools/tune.py on it"
         )
     try:
         measured = from_json(content["choices"], launch.reasoned(arch))
     except (KeyError, TypeError, ValueError) as error:
-        raise InputError(f"path={os.fspath(path)!r} is not complete ({error}): run bench/tune.py again") from error
+        raise InputError(f"path={os.fspath(path)!r} is not complete ({error}): run tools/tune.py again") from error
     launch.adopt(arch, measured)
 
 

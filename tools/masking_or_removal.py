@@ -1,6 +1,6 @@
 """Why integrated gradients are ahead of DecompX when tokens are masked, and behind when they are taken out.
 
-    python bench/masking_or_removal.py [--every 4] [--again]
+    python tools/masking_or_removal.py [--every 4] [--again]
 
 On every so manieth of 528 held-out snippets, the demo model, and the same levels (10, 20 ... 90 % of the tokens) for
 both ways of taking tokens away, the mean drop of the predicted class's probability (AOPC, and its like with removal):

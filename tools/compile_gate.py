@@ -1,6 +1,6 @@
 """Compiles every Triton kernel with every launch choice for every architecture, on a machine without any of them.
 
-    python bench/compile_gate.py
+    python tools/compile_gate.py
 
 And every launch that the engines make (``engine_launches.py``), for the architecture that it is recorded for.
 
@@ -32,9 +32,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-BENCH = Path(__file__).resolve().parent
-ROOT = BENCH.parent
-sys.path[:0] = [str(ROOT), str(BENCH)]
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+sys.path[:0] = [str(ROOT), str(HERE)]
 
 import torch  # noqa: E402
 import triton  # noqa: E402
@@ -47,7 +47,7 @@ from ttir_offsets import narrow_offsets  # noqa: E402
 
 from decompx_fast.kernels import launch  # noqa: E402
 
-RESULTS = BENCH / "results" / "compile.json"
+RESULTS = ROOT / "bench" / "results" / "compile.json"
 CACHE = ROOT / ".cache" / "compile_gate"
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 MATRIX_INSTRUCTION = {

@@ -1,6 +1,6 @@
 """Measures the launch choices of the Triton kernels on this GPU, and writes the fastest to a JSON file.
 
-    python bench/tune.py --out launches.json           # some minutes
+    python tools/tune.py --out launches.json           # some minutes
     decompx_fast.ops.use_launches("launches.json")     # in the program that is to use them
 
 Each candidate is timed on the ops themselves, at the sizes of a BERT-base with 512 positions; those that do not fit the
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -20,11 +21,14 @@ from typing import TypeVar
 
 import torch
 import triton
-from timing import median_seconds, rotating
 
 from decompx_fast import ops
 from decompx_fast.kernels import launch
 from decompx_fast.ops.backends import launches
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "bench"))
+
+from timing import median_seconds, rotating
 
 T = TypeVar("T")
 

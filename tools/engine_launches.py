@@ -1,6 +1,6 @@
 """Every kernel launch that the engines make, as Triton would specialise it, so that the compile gate can compile it.
 
-    TRITON_INTERPRET=1 python bench/engine_launches.py > launches.json
+    TRITON_INTERPRET=1 python tools/engine_launches.py > launches.json
 
 The interpreter runs kernels that the compiler refuses: what is absent, constant or 1 in a real call decides what the
 compiler sees. So the forward engine explains small models of every shape, by every rule and path, and of each launch is
@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-BENCH = Path(__file__).resolve().parent
-ROOT = BENCH.parent
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
 
 #: What the launches are recorded and compiled for.
 ARCH = "sm_90"

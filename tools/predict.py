@@ -1,10 +1,10 @@
 """What the Triton kernels should reach on an H100, from their compiled code: to be compared with the first run.
 
-    python bench/predict.py        # writes bench/results/h100-predicted.md
+    python tools/predict.py        # writes bench/results/h100-predicted.md
 
-A prediction, not a measurement. Registers and shared memory are those in ``results/compile.json``; tiles and stages are
-those of ``kernels/launch.py``; sizes are those of ``bench_kernels.py`` on a GPU. The rest is arithmetic on the
-assumptions below, each of which the first run can prove wrong.
+A prediction, not a measurement. Registers and shared memory are those in ``bench/results/compile.json``; tiles and
+stages are those of ``kernels/launch.py``; sizes are those of ``bench_kernels.py`` on a GPU. The rest is arithmetic on
+the assumptions below, each of which the first run can prove wrong.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-BENCH = Path(__file__).resolve().parent
-sys.path[:0] = [str(BENCH.parent), str(BENCH)]
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parent), str(HERE)]
 
 from decompx_fast.kernels import activation, functional_dots, launch  # noqa: E402
 
-RESULTS = BENCH / "results"
+RESULTS = HERE.parent / "bench" / "results"
 ARCH, TRITON = "sm_90", "3.6.0"
 ITEM = {"bf16": 2, "fp32": 4}
 #: The sizes of ``bench_kernels.py`` on a GPU: positions, sources, hidden sizes, heads, rows of operators.
@@ -207,7 +207,7 @@ def render(found: list[Prediction]) -> str:
     lines = [
         "# What the Triton kernels should reach on an H100: a prediction",
         "",
-        f"Made by `python bench/predict.py` from `compile.json` (Triton {TRITON}, {ARCH}). **Nothing is measured.**",
+        f"Made by `python tools/predict.py` from `compile.json` (Triton {TRITON}, {ARCH}). **Nothing is measured.**",
         f"Sizes are those of `bench_kernels.py`: N = {N}, K = {K}, d = {D}, f = {F}, {HEADS} heads, {ROWS} operators.",
         "",
         "Assumed of an H100 SXM: 132 multiprocessors with 65,536 registers and 228 KB of shared memory, 3.35 TB/s,",

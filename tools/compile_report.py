@@ -40,7 +40,7 @@ def render(sections: dict[str, dict[str, Any]]) -> str:
     """A table per Triton version: a row per case and dtype, a column per architecture."""
     lines = ["# What the Triton kernels compile to", ""]
     lines += [
-        "Made by `python bench/compile_gate.py` from `compile.json`. Each cell: registers per thread, KB of shared",
+        "Made by `python tools/compile_gate.py` from `compile.json`. Each cell: registers per thread, KB of shared",
         "memory, matrix instructions in the code.",
         "",
     ]
@@ -72,7 +72,7 @@ def render_cuda(result: dict[str, Any]) -> str:
     """A table of the CUDA kernels: a row per kernel and dtype, a column per architecture."""
     lines = ["# What the CUDA kernels compile to", ""]
     lines += [
-        f"Made by `python bench/nvcc_gate.py` from `compile_cuda.json`, with nvcc {result['nvcc']}. Each cell:",
+        f"Made by `python tools/nvcc_gate.py` from `compile_cuda.json`, with nvcc {result['nvcc']}. Each cell:",
         "registers per thread, tensor-core instructions in the code. Shared memory is asked for at launch: see",
         "`csrc/cuda/row_launch.cuh` and `mixing.cu`.",
         "",

@@ -1,6 +1,6 @@
 """Compiles the kernels of ``csrc/cuda`` for every architecture with nvcc, on a machine without any of them.
 
-    python bench/nvcc_gate.py
+    python tools/nvcc_gate.py
 
 It fails, with one line per failure, on a register spill or a stack, on a mixing kernel without tensor-core instructions
 (but for ``ieee``, which has none) and on a kernel over aligned rows without 16-byte loads and stores. What it measured
@@ -26,14 +26,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-BENCH = Path(__file__).resolve().parent
-ROOT = BENCH.parent
-sys.path[:0] = [str(BENCH)]
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+sys.path[:0] = [str(HERE)]
 
 from compile_report import cuda_to_json, render_cuda  # noqa: E402
 
 SOURCES = ROOT / "csrc" / "cuda"
-RESULTS = BENCH / "results" / "compile_cuda.json"
+RESULTS = ROOT / "bench" / "results" / "compile_cuda.json"
 CACHE = ROOT / ".cache" / "nvcc_gate"
 ARCHS = ("sm_80", "sm_90a", "sm_100", "sm_120")
 UNITS = ("activation", "bias_split", "layernorm", "mixing")

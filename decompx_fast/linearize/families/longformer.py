@@ -1,0 +1,84 @@
+"""Longformer: BERT's layers in a window, with global tokens that all attend, and that attend by maps of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from ...errors import InputError
+from ..spec import Context, HubSpec, LayerSpec, ModelSpec, SublayerSpec
+from .bert import ATTENTION, classifier, dense_and_out_proj
+from .heads import BARE, LM_HEAD, SPANS, TOKENS, HeadKind, headed, pooled, with_head
+from .parts import Module, Parts, embedding_limits, model_spec
+
+
+def global_tokens(n: int, context: Context) -> Tensor | None:
+    """Which tokens the model was told are global, or told itself; the padding to whole windows is cut off."""
+    where = context["is_index_global_attn"][:, :n]
+    return where if bool(where.any()) else None
+
+
+def longformer_layer(layer: Parts) -> LayerSpec:
+    """Attention, add and norm, feed-forward, add and norm."""
+    radius = layer["attention.self.one_sided_attn_window_size"]
+    attend = layer.attention(ATTENTION, heads=layer["attention.self.num_heads"], window=radius + 1)
+    query, key, value = (layer.affine(f"attention.self.{name}_global") for name in ("query", "key", "value"))
+    attend = replace(attend, hubs=HubSpec(query, key, value, radius, 1, global_tokens))
+    feed = layer.network("intermediate.dense", "output.dense", "intermediate.intermediate_act_fn")
+    return (
+        SublayerSpec((attend,), post_norm=layer.norm("attention.output.LayerNorm")),
+        SublayerSpec((feed,), post_norm=layer.norm("output.LayerNorm")),
+    )
+
+
+def longformer_body(model: Module, encoder: str) -> ModelSpec:
+    """The layers, whose softmax computes in float32, whatever the head; ``encoder`` is where they are in the model."""
+    base = Parts(model, "", model.config.hidden_size).below(encoder)
+    layers = [base.below(f"encoder.layer.{n}") for n in range(len(base["encoder.layer"]))]
+    limits = embedding_limits(base.below("embeddings"))
+    return replace(model_spec(layers, longformer_layer, (), limits, in_float32=True), pads=True)
+
+
+def _question(inputs: Mapping[str, Tensor], separator: int, *, choice: bool) -> dict[str, Tensor]:
+    """The tokens that a head makes global, all of the question, or of the choice that stands behind it.
+
+    Raises:
+        InputError: for a text that has not the three separators of a pair, where the model would stop.
+    """
+    if "global_attention_mask" in inputs:
+        return {}
+    is_end = inputs["input_ids"] == separator
+    if bool((is_end.sum(1) != 3).any()):
+        raise InputError(
+            f"this Longformer makes the tokens before the first separator global, and needs a pair of texts with three "
+            f"separators (token {separator}) in all, but the inputs have {is_end.sum(1).tolist()}: give pairs of texts"
+        )
+    end = is_end.int().argmax(1, keepdim=True)
+    position = torch.arange(is_end.shape[1], device=is_end.device)
+    return {"global_attention_mask": (position > end + 1 if choice else position < end).long()}
+
+
+def _asking(model: Module, head: HeadKind, *, choice: bool = False) -> ModelSpec:
+    spec = longformer_body(model, "longformer")
+    given = partial(_question, separator=model.config.sep_token_id, choice=choice)
+    return replace(with_head(spec, Parts(model, "", spec.width), head, "longformer"), given=given)
+
+
+FAMILIES: dict[str, Callable[[Module], ModelSpec]] = {
+    # Its first token is global.
+    "LongformerForSequenceClassification": partial(
+        classifier, encoder="longformer", head=dense_and_out_proj, body=longformer_body
+    ),
+    "LongformerForQuestionAnswering": partial(_asking, head=SPANS),
+    "LongformerForMultipleChoice": partial(_asking, head=pooled("longformer", "classifier"), choice=True),
+    **headed(
+        "Longformer",
+        longformer_body,
+        "longformer",
+        {"ForTokenClassification": TOKENS, "ForMaskedLM": LM_HEAD, "Model": BARE},
+    ),
+}

@@ -1,0 +1,231 @@
+"""What was measured of every architecture with every head: a table of random models, in all three engines.
+
+    python tools/architectures.py                       # writes bench/results/architectures.md and .json
+    python tools/architectures.py --only Bert --configurations 5
+
+Rows are the classes that are registered and those that are refused by name, so it grows with them. Each class is made
+in a few random small configurations and asked for a few of its outputs, under the rules that its engines answer. Of
+each row the largest is told: how far a recomputed layer is from the model's own states, how far scores are from adding
+up to what the model gives (in float64, and in float32), and how far engines are from the reference engine; all relative
+to the sum of the absolute scores, but for layers, where it is to the size of the state. What fails is a row that says
+why.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import re
+import sys
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+
+from decompx_fast import DecompXConfig
+from decompx_fast.engines import reference
+from decompx_fast.engines.adjoint import run as adjoint
+from decompx_fast.engines.forward import run as forward
+from decompx_fast.engines.terms import Terms
+from decompx_fast.linearize.families import FAMILIES
+from decompx_fast.linearize.families.unsupported import UNSUPPORTED
+from decompx_fast.linearize.linearization import linearize, specification
+
+RESULTS = Path(__file__).resolve().parent.parent / "bench" / "results"
+
+ENGINES = {"reference": reference, "forward": forward, "adjoint": adjoint}
+
+#: The rules that are asked: one by the vectors, which the adjoint engine has not, and one that all engines have.
+RULES = ("absdot", "bias_token")
+
+#: What an architecture needs besides sizes, by what its classes begin with.
+OPTIONS: dict[str, dict[str, Any]] = {
+    "BigBird": {"block_size": 1, "num_random_blocks": 1},
+    "DebertaV2": {
+        "relative_attention": True,
+        "pos_att_type": ["c2p", "p2c"],
+        "conv_kernel_size": 3,
+        "conv_act": "gelu",
+    },
+    "Deberta": {"relative_attention": True, "pos_att_type": ["c2p", "p2c"]},
+    "EuroBert": {"classifier_pooling": "mean"},
+    "Esm": {"position_embedding_type": "rotary", "mask_token_id": 4},
+    "Flaubert": {"pad_index": 1, "bos_index": 0, "eos_index": 2},
+    "Longformer": {"attention_window": 4, "sep_token_id": 2},
+    "MobileBert": {"intra_bottleneck_size": 8, "embedding_size": 10, "num_feedforward_networks": 2},
+    "ModernBert": {"local_attention": 6, "cls_token_id": 0, "sep_token_id": 2},
+    "XLM": {"pad_index": 1, "bos_index": 0, "eos_index": 2},
+}
+
+#: How configurations call their sizes: hidden size, heads, layers, size of the network, of an embedding, positions.
+NAMES = {
+    "d": ("hidden_size", "dim", "n_embd", "d_model", "emb_dim"),
+    "heads": ("num_attention_heads", "n_heads", "n_head", "num_heads"),
+    "layers": ("num_hidden_layers", "n_layers", "n_layer", "num_layers"),
+    "f": ("intermediate_size", "hidden_dim", "n_inner", "ffn_dim"),
+    "n": ("max_position_embeddings", "n_positions"),
+}
+
+VOCABULARY, POSITIONS = 60, 40
+
+NAME = re.compile(r"(\w+?)(For\w+|WithLMHeadModel|LMHeadModel|HeadModel|Model)")
+
+
+def parted(name: str) -> tuple[str, str]:
+    """Architecture and head of a class name."""
+    match = NAME.fullmatch(name)
+    return (match[1], match[2]) if match else (name, "")
+
+
+def random_model(name: str, seed: int, dtype: torch.dtype) -> nn.Module:
+    """A small model of the class in eval mode, of random sizes, every weight random; equal seeds give equal models."""
+    draw = random.Random(f"{name} {seed}")
+    heads, size = draw.choice((2, 4)), draw.choice((4, 6, 8))
+    sizes = {
+        "d": heads * size,
+        "heads": heads,
+        "layers": draw.choice((1, 2, 3)),
+        "f": draw.randrange(9, 40),
+        "n": POSITIONS,
+    }
+    options = {alias: sizes[what] for what, aliases in NAMES.items() for alias in aliases}
+    options |= {"vocab_size": VOCABULARY, "num_labels": 2, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
+    options |= {"num_key_value_heads": draw.choice((heads, heads // 2)), "head_dim": size}
+    prefixes = sorted((prefix for prefix in OPTIONS if name.startswith(prefix)), key=len)
+    options |= OPTIONS[prefixes[-1]] if prefixes else {}
+    cls = getattr(transformers, name)
+    model: nn.Module = cls(cls.config_class(**options)).to(torch.float64).eval()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for path, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+            gain = 1 if parameter.ndim == 1 and path.endswith("weight") else 0
+            parameter.copy_(gain + 0.2 * noise)
+    return model.to(dtype)
+
+
+def question(name: str, model: nn.Module, seed: int) -> tuple[dict[str, Tensor], Terms]:
+    """Two inputs, and two outputs of each; at positions of their own where there are outputs at each."""
+    generator = torch.Generator().manual_seed(seed)
+    tokens = 8 + 2 * seed
+    ids = torch.randint(5, VOCABULARY, (2, tokens), generator=generator)
+    if name.startswith("Longformer"):
+        ids[:, [2, 3, -1]] = 2  # two texts, as its heads need them
+    spec = specification(model)
+    outputs = torch.randint(0, spec.classes, (2, 2), generator=generator)
+    positions = torch.randint(0, tokens, (2, 2), generator=generator) if spec.read == "each" else None
+    return {"input_ids": ids}, Terms(positions, outputs)
+
+
+def measure(name: str, seed: int) -> Iterator[tuple[str, str, float]]:
+    """What one random model gives: ``(engine, what, value)``."""
+    for dtype, kind in ((torch.float64, "float64"), (torch.float32, "float32")):
+        model = random_model(name, seed, dtype)
+        given, terms = question(name, model, seed)
+        for rule in RULES:
+            truth: Tensor | None = None
+            for engine, module in ENGINES.items():
+                if engine == "adjoint" and rule not in ("bias_token",):
+                    continue
+                linearization = linearize(model, given)
+                found = module.attribute(linearization, DecompXConfig(bias=rule), terms=terms)
+                collected = 0 if found.bias_token is None else found.bias_token
+                size = found.scores.abs().sum(1).max().item()
+                size = max(size, linearization.values(terms).abs().max().item())
+                error = (found.scores.sum(1) + collected - linearization.values(terms)).abs().max().item()
+                yield engine, f"completeness_{kind}", error / size
+                if kind == "float64":
+                    yield engine, "layer_gap", linearization.max_gap
+                    truth = found.scores if truth is None else truth
+                    yield engine, "difference", (found.scores - truth).abs().max().item() / size
+
+
+def row_of(name: str, configurations: int) -> dict[str, Any]:
+    """A row of the table."""
+    architecture, head = parted(name)
+    row: dict[str, Any] = {"class": name, "architecture": architecture, "head": head, "configurations": 0}
+    if name not in FAMILIES:
+        return row | {"refused": UNSUPPORTED[name]}
+    engines: dict[str, dict[str, float]] = {engine: {} for engine in ENGINES}
+    for seed in range(configurations):
+        try:
+            for engine, what, value in measure(name, seed):
+                engines[engine][what] = max(engines[engine].get(what, 0.0), value)
+        except Exception as error:
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            return row | {"failed": f"{type(error).__name__} in {Path(where.filename).name}: {error}"}
+        row["configurations"] += 1
+    return row | {"engines": engines}
+
+
+def names(only: list[str]) -> list[str]:
+    """The classes that are registered or refused, all of them, or those that begin so."""
+    found = sorted({*FAMILIES, *UNSUPPORTED})
+    return [name for name in found if not only or name.startswith(tuple(only))]
+
+
+def _number(row: dict[str, Any], engine: str, what: str) -> str:
+    value = row["engines"][engine].get(what)
+    return "" if value is None else f"{value:.0e}"
+
+
+def markdown(rows: list[dict[str, Any]], command: str) -> str:
+    """The table, with what is refused or failed after it."""
+    shown = [row for row in rows if "engines" in row]
+    refused, failed = ([row for row in rows if kind in row] for kind in ("refused", "failed"))
+    lines = [
+        "# Architectures, heads and engines",
+        "",
+        f"{len(rows)} classes of transformers {transformers.__version__}: {len(shown)} explained, {len(refused)} "
+        f"refused by name, {len(failed)} failed. What the columns mean: `tools/architectures.py`; made by `{command}` "
+        f"with torch {torch.__version__} on the CPU.",
+        "",
+        "r, f, a: the reference, forward and adjoint engine. Layers of models that take some steps in float32 whatever "
+        "their dtype are as far from the model as float32 is.",
+        "",
+        "| architecture | head | models | layer gap | float64 r | f | a | float32 r | f | a | f to r | a to r |",
+        "| --- | --- | --: | --: | --: | --: | --: | --: | --: | --: | --: | --: |",
+    ]
+    for row in shown:
+        numbers = [max(values["layer_gap"] for values in row["engines"].values())]
+        cells = [f"{number:.0e}" for number in numbers]
+        for what in ("completeness_float64", "completeness_float32"):
+            cells += [_number(row, engine, what) for engine in ENGINES]
+        cells += [_number(row, engine, "difference") for engine in ("forward", "adjoint")]
+        lines.append(f"| {row['architecture']} | {row['head']} | {row['configurations']} | {' | '.join(cells)} |")
+    for kind, title, chosen in (("failed", "Failed", failed), ("refused", "Refused, and why", refused)):
+        if chosen:
+            lines += ["", f"## {title}", "", "| class | reason |", "| --- | --- |"]
+            lines += [f"| {row['class']} | {' '.join(row[kind].split()).replace('|', '/')} |" for row in chosen]
+    return "\n".join(lines) + "\n"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure, write both files, and say how many rows there are; 1 if something failed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--configurations", type=int, default=2, help="random models of each class")
+    parser.add_argument("--only", nargs="*", default=[], help="only classes that begin so")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="the folder of both files")
+    options = parser.parse_args(arguments)
+    transformers.logging.set_verbosity_error()
+    rows = []
+    for name in names(options.only):
+        rows.append(row_of(name, options.configurations))
+        print(f"{name}: {rows[-1].get('failed') or rows[-1].get('refused') or 'measured'}", file=sys.stderr, flush=True)
+    options.out.mkdir(parents=True, exist_ok=True)
+    versions = {"torch": torch.__version__, "transformers": transformers.__version__}
+    (options.out / "architectures.json").write_text(json.dumps({**versions, "rows": rows}, indent=1) + "\n")
+    command = " ".join(["python tools/architectures.py", *(arguments or sys.argv[1:])])
+    (options.out / "architectures.md").write_text(markdown(rows, command))
+    failed = sum("failed" in row for row in rows)
+    print(f"{len(rows)} classes, {failed} failed: {options.out / 'architectures.md'}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
