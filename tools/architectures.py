@@ -220,7 +220,8 @@ def main(arguments: list[str] | None = None) -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     versions = {"torch": torch.__version__, "transformers": transformers.__version__}
     (options.out / "architectures.json").write_text(json.dumps({**versions, "rows": rows}, indent=1) + "\n")
-    command = " ".join(["python tools/architectures.py", *(arguments or sys.argv[1:])])
+    chosen = f" --only {' '.join(options.only)}" if options.only else ""
+    command = f"python tools/architectures.py --configurations {options.configurations}{chosen}"
     (options.out / "architectures.md").write_text(markdown(rows, command))
     failed = sum("failed" in row for row in rows)
     print(f"{len(rows)} classes, {failed} failed: {options.out / 'architectures.md'}")
