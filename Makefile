@@ -2,6 +2,8 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
+# Tests are spread over so many processes; each computes with one thread.
+WORKERS ?= auto
 SENTENCE ?= The plot is thin and the jokes are old, but the two leads are a joy to watch.
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -20,7 +22,7 @@ demo: .venv/installed-demo  ## explain one sentence, in the terminal and as buil
 	@echo "The same as a page: $(CURDIR)/build/demo.html"
 
 test: .venv/installed-test  ## run the tests
-	@$(BIN)/python -m pytest -q
+	@$(BIN)/python -m pytest -q -n $(WORKERS)
 
 # Where a processor's kind decides what is computed how. The AVX-512 kernels run lowered to AVX2 where need be.
 LEVEL_TESTS := tests/test_native.py tests/test_mixing_masks.py tests/test_plan.py tests/test_forward.py
@@ -29,9 +31,9 @@ WAY_TESTS := tests/test_products.py tests/test_plan.py tests/test_forward.py
 test-levels: .venv/installed-test  ## run the tests of what depends on the processor as each kind of it would
 	@DECOMPX_FAST_LOWERED=1 DECOMPX_FAST_NATIVE=1 $(BIN)/python setup.py -q build_ext --inplace --build-temp build/lowered
 	@set -e; for level in portable avx2 avx512; do echo "== level $$level"; \
-		DECOMPX_FAST_LOWERED=1 DECOMPX_FAST_CPU_LEVEL=$$level $(BIN)/python -m pytest -q -m "not slow" $(LEVEL_TESTS); done
+		DECOMPX_FAST_LOWERED=1 DECOMPX_FAST_CPU_LEVEL=$$level $(BIN)/python -m pytest -q -n $(WORKERS) -m "not slow" $(LEVEL_TESTS); done
 	@set -e; for way in float32=torch onednn widened; do echo "== products by $$way"; \
-		DECOMPX_FAST_PRODUCTS=$$way $(BIN)/python -m pytest -q -m "not slow" $(WAY_TESTS); done
+		DECOMPX_FAST_PRODUCTS=$$way $(BIN)/python -m pytest -q -n $(WORKERS) -m "not slow" $(WAY_TESTS); done
 
 lint: .venv/installed-test  ## check style, format and types
 	@$(BIN)/ruff check .
