@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 
+import llama_like
 import models
 import naive
 import numpy as np
 import pytest
+import test_decoders
 import torch
 import transformers
 from refusals import refuses
@@ -19,8 +21,8 @@ from decompx_fast.engines import reference
 from decompx_fast.engines.adjoint import run as adjoint
 from decompx_fast.engines.forward import run as forward
 from decompx_fast.errors import InputError, ModelLoadError, NumericalError, UnsupportedModelError
-from decompx_fast.linearize.families.sentence import ENCODERS
-from decompx_fast.linearize.linearization import linearize
+from decompx_fast.linearize.families.sentence import BARE_MODELS
+from decompx_fast.linearize.linearization import linearize, supported_architectures
 from decompx_fast.linearize.sentence import EmbeddingStep, SentenceEncoder, embed
 
 POOLINGS = ("mean", "cls", "lasttoken")
@@ -55,8 +57,15 @@ def bert(**options) -> nn.Module:
     return randomized(transformers.BertModel(config).double())
 
 
-def test_every_encoder_has_a_case():
-    assert {f"{name}Model" for name, _ in CASES.values()} == set(ENCODERS)
+def decoder(case: str) -> nn.Module:
+    """A decoder without its head."""
+    return llama_like.decoder(case).model if case in llama_like.CASES else test_decoders.classifier(case, head="Model")
+
+
+def test_every_architecture_can_embed():
+    suffix = "ForSequenceClassification"
+    classifiers = {name.removesuffix(suffix) for name in supported_architectures() if name.endswith(suffix)}
+    assert {f"{name}Model" for name in classifiers} <= set(BARE_MODELS)
 
 
 @pytest.mark.parametrize("rule", ["absdot", "bias_token", "equal"])
@@ -81,6 +90,49 @@ def test_engines_and_a_second_decomposition_agree_on_a_vector(case, rule):
     scores, _ = naive.decompose(linearize(model, one), config)
     tokens = scores[:-1] if rule == "bias_token" else scores
     assert np.abs(tokens - expected.scores[0].numpy()).max() <= ROUNDING * size
+
+
+#: One of each file of decoders.
+DECODERS = ["gpt2", "neox", "bloom", "opt_narrow_words", "llama", "qwen3", "gemma", "mixtral"]
+
+
+@pytest.mark.parametrize("pooling", ["lasttoken", "mean"])
+@pytest.mark.parametrize("case", DECODERS)
+def test_decoders_embed_a_text(case, pooling):
+    encoder, given = decoder(case), llama_like.inputs()
+    model = SentenceEncoder(
+        encoder, pooling, steps=[EmbeddingStep(randomized(nn.Linear(last_width(encoder), 5)).double())]
+    )
+    with torch.no_grad():
+        own = model.steps[0].linear(pooled(encoder(**given)[0], pooling))  # [b, c]
+    assert torch.allclose(embed(model, given), own, rtol=0, atol=1e-13)
+    for rule in ("absdot", "bias_token"):
+        config = DecompXConfig(bias=rule)
+        expected = reference.attribute(linearize(model, given), config)
+        found = forward.attribute(linearize(model, given, record=True), config)
+        size = expected.scores.abs().max().item()
+        assert (found.scores - expected.scores).abs().max().item() <= ROUNDING * size
+        total = found.scores.sum(1) + (0 if found.bias_token is None else found.bias_token)
+        rounding = test_decoders.IN_FLOAT32.get(case, ROUNDING)
+        assert torch.allclose(total, own, rtol=0, atol=rounding * own.abs().max().item())
+        one = {name: value[:1] for name, value in given.items()}
+        scores, _ = naive.decompose(linearize(model, one), config)
+        assert np.abs(scores[:7] - expected.scores[0].numpy()).max() <= ROUNDING * size
+
+
+def last_width(encoder: nn.Module) -> int:
+    """What OPT narrows its states to."""
+    return getattr(encoder.config, "word_embed_proj_dim", encoder.config.hidden_size)
+
+
+def test_two_texts_are_compared_by_a_decoder():
+    encoder, texts = decoder("llama"), ([5, 6, 7, 8], [9, 10])
+    with torch.no_grad():
+        vectors = [encoder(input_ids=torch.tensor([ids]))[0][0, -1] for ids in texts]
+    found = DecompX(encoder, pooling="lasttoken").similarity(*texts)
+    assert found.scores.shape == (4, 2)
+    assert abs(found.value - torch.nn.functional.cosine_similarity(*vectors, dim=0).item()) < 1e-12
+    assert found.completeness_error < 1e-12
 
 
 @pytest.mark.parametrize("activation", [nn.Tanh(), nn.GELU(), None])
@@ -128,6 +180,7 @@ def test_what_is_not_finite_is_an_error():
 
 def test_a_base_model_needs_its_pooling_named():
     refuses(DecompX, bert(), match=("BertModel has no head", "pooling='mean'"), error=UnsupportedModelError)
+    refuses(DecompX, decoder("llama"), match=("LlamaModel has no head", "pooling="), error=UnsupportedModelError)
     refuses(DecompX, bert(), pooling="max", match=("'max'", "not linear"), error=InputError)
     refuses(DecompX, bert(), pooling="median", match=("'median' is none", "'lasttoken'"), error=InputError)
     refuses(DecompX, bert(), pooling=["cls", "mean"], match=("joins several",), error=InputError)

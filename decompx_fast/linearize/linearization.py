@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from ..errors import InputError, NumericalError, UnsupportedModelError
 from .copies import Copies
 from .evaluate import Read, linearize_head, linearize_layer, read_terms, restore_layer
-from .families import FAMILIES, SENTENCE_ENCODERS
+from .families import FAMILIES
+from .families.sentence import SENTENCE_ENCODERS
 from .families.unsupported import UNSUPPORTED
 from .layer import Head, LinearizedLayer
 from .model_run import ModelRun, check_embedding_mode, plain_mode, run_model, undisturbed

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from ..errors import InputError, ModelLoadError, UnsupportedModelError, shown, warn_user
-from ..linearize.families.sentence import is_encoder
+from ..linearize.families.sentence import is_bare
 from ..linearize.linearization import unwrap
 from ..linearize.sentence import EmbeddingStep, SentenceEncoder, check_pooling
 from .pretrained import _check_weights, _first_line, _load_tokenizer, _quiet, _widened
@@ -56,7 +56,7 @@ def unpacked(model: nn.Module, tokenizer: Any, pooling: Any) -> tuple[nn.Module,
         return _of_sentence_transformer(inner), tokenizer or getattr(inner, "tokenizer", None)
     if pooling is None and "CrossEncoder" in names:
         return _of_cross_encoder(inner), tokenizer or getattr(inner, "tokenizer", None)
-    if pooling is None and isinstance(inner, nn.Module) and is_encoder(inner):
+    if pooling is None and isinstance(inner, nn.Module) and is_bare(inner):
         raise UnsupportedModelError(
             f"{type(inner).__name__} has no head, so it gives a state for each token and neither classes nor one "
             "vector: to compare two texts, say how the states are pooled, as the model's card does: DecompX(model, "
@@ -65,7 +65,7 @@ def unpacked(model: nn.Module, tokenizer: Any, pooling: Any) -> tuple[nn.Module,
         )
     if pooling is None:
         return model, tokenizer
-    if not is_encoder(inner):
+    if not is_bare(inner):
         raise InputError(
             f"pooling={pooling!r} is for an encoder without a head, and this is a {type(inner).__name__}: leave it out"
         )
@@ -160,7 +160,7 @@ def _of_sentence_transformer(model: Any) -> SentenceEncoder:
     for module in rest:
         tail.add(type(module).__name__, vars(module), module)
     encoder = getattr(first, "auto_model", None) or first.model
-    if not is_encoder(unwrap(encoder)):
+    if not is_bare(unwrap(encoder)):
         raise _unsupported(f"an encoder {type(unwrap(encoder)).__name__}")
     if tail.pooling is None:
         raise _unsupported("no pooling")
@@ -235,7 +235,7 @@ def _load_encoder(place: str) -> nn.Module:
         )
     except Exception as error:
         raise ModelLoadError(f"no encoder could be loaded from {place!r}: {_first_line(error)}") from error
-    if not is_encoder(model):
+    if not is_bare(model):
         raise _unsupported(f"an encoder {type(model).__name__}")
     missing = [key for key in info["missing_keys"] if not key.startswith("pooler.")]  # which is not read
     _check_weights(place, {"missing_keys": missing, "mismatched_keys": info["mismatched_keys"]}, model, None)

@@ -28,7 +28,6 @@ from . import (
     opt,
     prenorm,
     rotary,
-    sentence,
     xlm,
 )
 
@@ -53,6 +52,3 @@ FAMILIES: dict[str, Callable[[Any], ModelSpec]] = {
     **rotary.FAMILIES,
     **xlm.FAMILIES,
 }
-
-#: The same for what gives one vector of a text, of whatever encoder (:mod:`..sentence`).
-SENTENCE_ENCODERS: dict[str, Callable[[Any], ModelSpec]] = {"SentenceEncoder": sentence.sentence_encoder}
