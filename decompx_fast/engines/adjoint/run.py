@@ -295,10 +295,12 @@ def _pull_sublayer(
             ledger.credit((part * op.embedding[:, None, tokens]).sum(-1), tokens)
             ledger.carry("convolution", part, op.embedding[:, tokens], tokens)
         else:
-            assert isinstance(op, FeedForward)
+            assert isinstance(op, (FeedForward, Routed))
             ledger.reach = reach
-            pull_network = pull_routed if isinstance(op, Routed) else pull_feed_forward
-            part = pull_network(op, branch, rows, config, ledger)
+            if isinstance(op, Routed):
+                part = pull_routed(op, branch, rows, config, ledger)
+            else:
+                part = pull_feed_forward(op, branch, rows, config, ledger)
             own = op.norm if config.ln2 else None
             if x is not None:
                 read = normed if op.norm is None else x if own is None else own.linear(x)
