@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_type_hints
 
+from .bias_rules import LINEAR_RULES
 from .errors import OptionError
 
 BiasRule = Literal["absdot", "abssim", "norm", "equal", "cls", "dot", "bias_token", "none"]
@@ -23,7 +24,7 @@ Stage = Literal["attention", "res1", "ln1", "ffn", "res2", "encoder", "aggregate
 STAGES: tuple[str, ...] = get_args(Stage)
 
 #: Rules whose shares do not depend on the decomposed vectors, so that a score is linear in the inputs.
-LINEAR_BIAS_RULES = ("none", "bias_token", "equal", "cls")
+LINEAR_BIAS_RULES = LINEAR_RULES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,12 +125,6 @@ class DecompXConfig:
     def normalizes_rows(self) -> bool:
         """Whether rollout divides each row by its sum."""
         return self.variant == "paper" if self.row_normalize is None else self.row_normalize
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether the scores (and the bias token) must add up to the logit with these options."""
-        whole = self.ln1 and self.ln2 and self.ffn and self.head and self.aggregation == "vector"
-        return whole and self.bias != "none" and self.activation != "relu"
 
     def to_dict(self) -> dict[str, Any]:
         """The options as plain values that JSON can hold."""

@@ -6,6 +6,7 @@ import re
 
 import torch
 import transformers
+from models import randomized
 from test_families import CASES, COMMON, inputs
 from torch import Tensor, nn
 
@@ -39,14 +40,7 @@ def model_of(name: str, seed: int = 0, dtype: torch.dtype = torch.float64, **opt
     wanted |= {"attention_window": 4} if prefix == "Longformer" else {}
     config = getattr(transformers, f"{prefix}Config")(**(wanted | options))
     model = getattr(transformers, name)(config).to(dtype).eval()
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for path, parameter in model.named_parameters():
-            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-            noise = noise / 3 if prefix == "MobileBert" else noise  # as in `test_families`
-            gain = 1 if parameter.ndim == 1 and path.endswith("weight") else 0
-            parameter.copy_(gain + 0.3 * noise)
-    return model
+    return randomized(model, seed, 0.1 if prefix == "MobileBert" else 0.3)  # as in `test_families`
 
 
 def inputs_of(name: str, tokens: int = 6) -> dict[str, Tensor]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 import transformers
+from models import randomized
 from torch import Tensor, nn
 
 COMMON = {
@@ -80,15 +81,10 @@ IN_FLOAT32 = {"gemma2", "cohere", "cohere2"}
 def decoder(case: str, task: str = "SequenceClassification", seed: int = 0, dtype=torch.float64, **options):
     """In eval mode; every weight random, no bias zero and no norm weight one. In float64 norms compute in it too."""
     name, own = (LANGUAGE_MODELS if task == "CausalLM" else CASES)[case]
-    generator = torch.Generator().manual_seed(seed)
     config = getattr(transformers, f"{name}Config")(**(COMMON | own | options))
     cls = getattr(transformers, f"{name.removesuffix('Text') if task == 'CausalLM' else name}For{task}")  # Gemma 3
     model = cls._from_config(config, experts_implementation="eager").to(dtype).eval()
-    with torch.no_grad():
-        for path, parameter in model.named_parameters():
-            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-            gain = 1 if parameter.ndim == 1 and path.endswith("weight") else 0
-            parameter.copy_(gain + 0.3 * noise)
+    randomized(model, seed)
     if dtype == torch.float64:
         for module in model.modules():
             widen(module)

@@ -83,6 +83,17 @@ def classifier(
     return model
 
 
+def randomized(model: nn.Module, seed: int = 0, scale: float = 0.3) -> nn.Module:
+    """In eval mode, of any architecture: every weight random, no bias zero and no norm weight one."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for path, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+            gain = 1 if parameter.ndim == 1 and path.endswith("weight") else 0
+            parameter.copy_(gain + scale * noise)
+    return model.eval()
+
+
 def randomize(model: nn.Module, seed: int = 0) -> None:
     """New weights: of linear maps such that sizes are kept, of all others around 1 or 0."""
     generator = torch.Generator().manual_seed(seed)

@@ -394,7 +394,7 @@ def test_adjoint_memory_is_linear_in_positions(monkeypatch, kind, dtype):
 
 @pytest.mark.parametrize("rule", ["absdot", "abssim", "norm", "dot"])
 def test_adjoint_refuses_rules_that_need_the_vectors(rule):
-    message = f"bias='{rule}'.*forward engine.*'none', 'bias_token', 'equal', 'cls'"
+    message = f"bias='{rule}'.*forward engine.*'equal', 'cls', 'none', 'bias_token'"
     with pytest.raises(OptionError, match=message):
         adjoint.attribute(random_model("post_norm"), DecompXConfig(bias=rule))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 
 import pytest
@@ -53,7 +52,7 @@ def test_defaults_are_the_papers_full_method():
     config = DecompXConfig()
     assert (config.bias, config.variant, config.aggregation) == ("absdot", "paper", "vector")
     assert (config.activation, config.tanh, config.stages) == ("zero_origin", "zero_origin", ())
-    assert config.ln1 and config.ffn and config.ln2 and config.head and config.is_complete
+    assert config.ln1 and config.ffn and config.ln2 and config.head
 
 
 @given(OPTIONS)
@@ -155,15 +154,6 @@ def test_row_normalisation_follows_the_variant():
     for chosen in (True, False):
         for variant in CHOICES["variant"]:
             assert rollout.replace(variant=variant, row_normalize=chosen).normalizes_rows is chosen
-
-
-def test_completeness_is_claimed_only_for_the_whole_method():
-    for bias, activation in itertools.product(CHOICES["bias"], CHOICES["activation"]):
-        config = DecompXConfig(bias=bias, activation=activation)
-        assert config.is_complete == (bias != "none" and activation != "relu")
-    for part in ("ln1", "ffn", "ln2", "head"):
-        assert not DecompXConfig(**{part: False}).is_complete
-    assert not DecompXConfig(head=False, aggregation="rollout").is_complete
 
 
 def test_option_errors_are_input_errors_and_value_errors():

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import cuda_emulation
+import kernel_cases
 import ops_formulas as formulas
 import pytest
 import torch
+from kernel_cases import attention, with_exclusions
 from ops_cases import NAN, assert_accurate, embedded, random, surroundings
 
 from decompx_fast.errors import BackendError
@@ -39,22 +41,7 @@ def run_into_views(alpha, p, *, contiguous=False, causal=False, window=None, off
     return results[0], empty
 
 
-def attention(*shape, dtype):
-    return random(*shape, low=-0.5).mul(8).softmax(-1).to(dtype)
-
-
-@pytest.mark.parametrize(
-    ("b", "heads", "kv_heads", "i", "j", "k", "v", "dtype"),
-    [
-        (1, 1, 1, 1, 1, 1, 1, F32),
-        (2, 4, 2, 7, 9, 3, 12, F32),
-        (1, 2, 2, 65, 63, 2, 48, F32),
-        (1, 2, 1, 64, 65, 3, 64, BF16),
-        (1, 1, 1, 129, 64, 1, 100, F16),
-        (1, 6, 2, 1, 65, 7, 8, F16),
-        (1, 1, 1, 33, 160, 2, 64, BF16),
-    ],
-)
+@pytest.mark.parametrize(("b", "heads", "kv_heads", "i", "j", "k", "v", "dtype"), kernel_cases.MIXINGS)
 @pytest.mark.parametrize("contiguous", [False, True], ids=["strided", "contiguous"])
 def test_mixing_is_accurate(b, heads, kv_heads, i, j, k, v, dtype, contiguous):
     alpha, _ = embedded(attention(b, heads, i, j, dtype=dtype))
@@ -63,30 +50,12 @@ def test_mixing_is_accurate(b, heads, kv_heads, i, j, k, v, dtype, contiguous):
     assert_accurate(got, twin, formulas.mixing(alpha, p))
 
 
-@pytest.mark.parametrize(
-    ("i", "j", "causal", "window", "offset"),
-    [
-        (65, 65, True, None, None),
-        (7, 65, True, None, None),
-        (65, 65, True, 7, None),
-        (130, 130, False, 3, None),
-        (130, 130, True, 1, None),
-        (64, 130, True, 70, 63),
-        (7, 9, True, None, -3),
-        (9, 65, False, 5, 70),
-    ],
-)
+@pytest.mark.parametrize(("i", "j", "causal", "window", "offset"), kernel_cases.EXCLUSIONS)
 @pytest.mark.parametrize("dtype", [F32, BF16])
 def test_mixing_takes_what_is_excluded_as_zero(i, j, causal, window, offset, dtype):
     # Rows of a multiple of 8 numbers, so that what is not excluded is copied in 16 bytes.
     alpha = attention(1, 1, i, j + -j % 8, dtype=dtype)[..., :j]
-    distance = torch.arange(i)[:, None] + (j - i if offset is None else offset) - torch.arange(j)
-    excluded = torch.zeros(i, j, dtype=torch.bool)
-    if causal:
-        excluded |= distance < 0
-    if window is not None:
-        excluded |= distance.abs() >= window
-    alpha.masked_fill_(excluded, NAN)
+    excluded = with_exclusions(alpha, causal, window, offset)
     p = random(1, j, 2, 1, 16, dtype=dtype)
     options = {"causal": causal, "window": window, "offset": offset}
     got, twin = run_into_views(alpha, p, **options)

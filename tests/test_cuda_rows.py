@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import cuda_emulation
+import kernel_cases
 import ops_formulas as formulas
 import pytest
 import torch
-from ops_cases import NAN, aligned_with, assert_accurate, embedded, random, random_state, surroundings
+from ops_cases import NAN, assert_accurate, embedded, random, random_state, surroundings
 
 from decompx_fast.errors import BackendError
 from decompx_fast.ops.activation import activation_torch
@@ -40,37 +41,12 @@ def run_in_place(name, x, *tensors, way="fused", contiguous=False, **options):
     return results[0], twin
 
 
-@pytest.mark.parametrize(
-    ("shape", "dtype", "rule", "residual", "bias_per_position", "way"),
-    [
-        ((1, 1, 1, 48), F32, "absdot", "none", False, "fused"),
-        ((2, 3, 7, 100), F32, "absdot", "before", True, "fused"),
-        ((1, 2, 65, 384), BF16, "absdot", "after", False, "clustered"),
-        ((1, 2, 65, 384), BF16, "absdot", "before", False, "split"),
-        ((1, 2, 63, 48), F16, "absdot", "none", True, "refetched"),
-        ((1, 1, 64, 100), F32, "dot", "none", False, "clustered"),
-        ((1, 4, 7, 48), BF16, "dot", "after", True, "fused"),
-        ((1, 3, 65, 100), F32, "equal", "none", False, "split"),
-        ((2, 2, 7, 48), F16, "equal", "after", False, "refetched"),
-        ((1, 3, 63, 48), BF16, "cls", "before", True, "split"),
-        ((1, 4, 7, 100), F32, "none", "before", False, "fused"),
-        ((1, 1, 7, 1), F32, "absdot", "none", False, "fused"),
-        ((1, 1, 3, 1036), F32, "absdot", "after", False, "refetched"),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("case", "way"), kernel_cases.BIAS_SPLITS, ids=str)
 @pytest.mark.parametrize("contiguous", [False, True], ids=["strided", "contiguous"])
-def test_bias_split_is_accurate(shape, dtype, rule, residual, bias_per_position, way, contiguous):
-    b, i, _, d = shape
-    bias = random(b, i, d, dtype=dtype) if bias_per_position else random(d)
-    x = random_state(*shape, dtype=dtype)
-    rest = None if residual == "none" else random_state(*shape, dtype=dtype, seed=2)
-    if rule == "dot":
-        x = aligned_with(x, bias)
-        rest = None if rest is None else aligned_with(rest, bias)
-    options = {"rule": rule, "residual": rest, "share_after_residual": residual == "after"}
-    got, twin = run_in_place("bias_split", x, bias, way=way, contiguous=contiguous, **options)
-    assert_accurate(got, twin, formulas.bias_split(x, bias, **options))
+def test_bias_split_is_accurate(case, way, contiguous):
+    x, tensors, options, exact = kernel_cases.bias_split(*case)
+    got, twin = run_in_place("bias_split", x, *tensors, way=way, contiguous=contiguous, **options)
+    assert_accurate(got, twin, exact)
 
 
 @pytest.mark.parametrize("rule", ["absdot", "dot", "equal"])
@@ -90,38 +66,12 @@ def test_bias_split_without_dots_shares_equally_among_sources_that_are_not_zero(
     torch.testing.assert_close(got, expected, rtol=1e-6, atol=0)  # one division and its rounding
 
 
-@pytest.mark.parametrize(
-    ("shape", "dtype", "rule", "centre", "weight", "dots", "way"),
-    [
-        ((1, 1, 1, 48), F32, "absdot", True, True, False, "fused"),
-        ((2, 3, 7, 100), F32, "absdot", True, True, False, "refetched"),
-        ((1, 2, 65, 384), BF16, "absdot", True, True, False, "clustered"),
-        ((1, 2, 65, 384), BF16, "absdot", True, True, True, "split"),
-        ((1, 2, 63, 48), F16, "absdot", False, False, False, "split"),
-        ((1, 4, 7, 100), F32, "dot", True, False, False, "fused"),
-        ((1, 3, 64, 48), F32, "dot", False, True, True, "clustered"),
-        ((1, 1, 65, 100), F32, "equal", True, True, False, "clustered"),
-        ((1, 3, 63, 48), BF16, "cls", True, True, False, "fused"),
-        ((1, 4, 7, 48), F16, "none", True, True, False, "fused"),
-        ((1, 1, 5, 768), F32, "absdot", True, True, False, "refetched"),
-        ((1, 1, 3, 4100), F32, "absdot", True, True, False, "refetched"),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("case", "way"), kernel_cases.LAYERNORMS, ids=str)
 @pytest.mark.parametrize("contiguous", [False, True], ids=["strided", "contiguous"])
-def test_layernorm_is_accurate(shape, dtype, rule, centre, weight, dots, way, contiguous):
-    b, i, _, d = shape
-    weight = random(d, dtype=dtype, low=0.5) if weight else None
-    bias, scale = random(d, seed=3), random(b, i, low=0.5, seed=4)
-    x = random_state(*shape, dtype=dtype)
-    if rule == "dot":
-        towards = bias if weight is None else bias * weight
-        x = aligned_with(x, towards - towards.mean() if centre else towards)
-    exact = formulas.layernorm(x, scale, weight, None, centre)
-    known = (2 * exact @ bias.double()).to(F32) if dots else None  # a common factor does not count
-    options = {"centre": centre, "rule": rule}
-    got, twin = run_in_place("layernorm", x, scale, weight, bias, dots=known, way=way, contiguous=contiguous, **options)
-    assert_accurate(got, twin, formulas.layernorm(x, scale, weight, bias, **options))
+def test_layernorm_is_accurate(case, way, contiguous):
+    x, tensors, options, exact = kernel_cases.layernorm(*case)
+    got, twin = run_in_place("layernorm", x, *tensors, way=way, contiguous=contiguous, **options)
+    assert_accurate(got, twin, exact)
 
 
 def test_layernorm_without_bias_and_with_a_scale_in_float64_is_accurate():
@@ -139,36 +89,12 @@ def test_layernorm_with_dots_that_are_zero_shares_equally(way):
     torch.testing.assert_close(got, exact.to(F32), rtol=1e-5, atol=1e-6)  # float32, values of order 1
 
 
-@pytest.mark.parametrize(
-    ("shape", "dtype", "rule", "bias", "intercept", "way"),
-    [
-        ((1, 1, 1, 48), F32, "absdot", True, True, "fused"),
-        ((2, 3, 7, 100), F32, "absdot", True, False, "refetched"),
-        ((1, 2, 65, 384), BF16, "absdot", True, False, "clustered"),
-        ((1, 2, 63, 100), BF16, "absdot", True, True, "split"),
-        ((1, 1, 65, 384), F16, "absdot", True, True, "clustered"),
-        ((1, 4, 7, 48), F32, "dot", True, False, "fused"),
-        ((1, 2, 65, 100), F32, "equal", True, True, "split"),
-        ((1, 4, 7, 100), BF16, "equal", True, True, "refetched"),
-        ((1, 4, 7, 48), F32, "absdot", False, True, "fused"),
-        ((1, 3, 63, 48), F32, "cls", True, True, "split"),
-        ((1, 4, 7, 48), F16, "none", True, True, "fused"),
-        ((1, 1, 5, 3072), BF16, "absdot", True, True, "refetched"),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("case", "way"), kernel_cases.ACTIVATIONS, ids=str)
 @pytest.mark.parametrize("contiguous", [False, True], ids=["strided", "contiguous"])
-def test_activation_is_accurate(shape, dtype, rule, bias, intercept, way, contiguous):
-    b, i, _, f = shape
-    slope = random(b, i, f, dtype=dtype, seed=5)
-    bias = random(f, seed=6) if bias else None
-    a = random_state(*shape, dtype=dtype)
-    if rule == "dot":
-        a = aligned_with(a, bias)
-    intercept = random(b, i, f, dtype=dtype, seed=7) if intercept else None
-    options = {"intercept": intercept, "rule": rule}
-    got, twin = run_in_place("activation", a, slope, bias, way=way, contiguous=contiguous, **options)
-    assert_accurate(got, twin, formulas.activation(a, slope, bias, **options))
+def test_activation_is_accurate(case, way, contiguous):
+    a, tensors, options, exact = kernel_cases.activation(*case)
+    got, twin = run_in_place("activation", a, *tensors, way=way, contiguous=contiguous, **options)
+    assert_accurate(got, twin, exact)
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -10,6 +10,7 @@ import peft
 import pytest
 import torch
 import transformers
+from models import randomized
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import nn
 
@@ -95,15 +96,9 @@ def classifier(
 ) -> nn.Module:
     """In eval mode; every weight random, no bias zero and no norm weight one."""
     name, own = (CASES | LANGUAGE_MODELS)[case]
-    generator = torch.Generator().manual_seed(seed)
     config = getattr(transformers, f"{name}Config")(**(COMMON | own | options))
     model = getattr(transformers, f"{name}{head}")._from_config(config).to(dtype).eval()
-    with torch.no_grad():
-        for path, parameter in model.named_parameters():
-            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-            gain = 1 if parameter.ndim == 1 and path.endswith("weight") else 0
-            parameter.copy_(gain + 0.3 * noise)
-    return model
+    return randomized(model, seed)
 
 
 def inputs(batch: int = 2, tokens: int = 7) -> dict[str, torch.Tensor]:

@@ -9,6 +9,7 @@ import pytest
 import test_decoders
 import torch
 import transformers
+from models import randomized
 from torch import nn
 
 from decompx_fast import DecompXConfig, UnsupportedModelError
@@ -127,17 +128,10 @@ CHANGED = {"longformer", "longformer_wide"}
 def classifier(case: str, seed: int = 0, dtype: torch.dtype = torch.float64) -> nn.Module:
     """In eval mode; every weight random, no bias zero and no norm weight one."""
     name, options = CASES[case]
-    generator = torch.Generator().manual_seed(seed)
     config = getattr(transformers, f"{name}Config")(**(COMMON | options))
     model = getattr(transformers, f"{name}ForSequenceClassification")(config).to(dtype).eval()
-    with torch.no_grad():
-        for path, parameter in model.named_parameters():
-            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-            if name == "MobileBert":  # without norms states grow, and then attention would be of one token alone
-                noise = noise / 3
-            gain = 1 if parameter.ndim == 1 and path.endswith("weight") else 0
-            parameter.copy_(gain + 0.3 * noise)
-    return model
+    # Without norms states grow, and then attention would be of one token alone.
+    return randomized(model, seed, 0.1 if name == "MobileBert" else 0.3)
 
 
 def inputs(case: str, batch: int = 2, tokens: int = 11) -> dict[str, torch.Tensor]:

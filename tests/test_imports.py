@@ -17,14 +17,15 @@ import decompx_fast
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "decompx_fast"
 
-BASE = {"config", "errors", "activations", "optional"}
+BASE = {"bias_rules", "config", "errors", "activations", "optional"}
 BELOW_EXPLAINER = {*BASE, "result", "request", "kernels", "ops", "linearize", "models", "engines"}
 
 # What each part of the package may import of the package. The parts are modules and folders of decompx_fast.
 MAY_IMPORT = {
     "": {"explainer", "request", "result", "config", "errors"},
     "errors": set(),
-    "config": {"errors"},
+    "bias_rules": set(),
+    "config": {"bias_rules", "errors"},
     "activations": {"errors"},
     "optional": {"errors"},
     "arguments": {"config"},

@@ -6,9 +6,11 @@ gate and for GPUs.
 
 from __future__ import annotations
 
+import kernel_cases
 import ops_formulas as formulas
 import pytest
 import torch
+from kernel_cases import attention, with_exclusions
 from ops_cases import DEVICE, NAN, assert_accurate, embedded, random, surroundings
 
 from decompx_fast import ops
@@ -29,21 +31,7 @@ def run_into_views(op, shape, dtype, *args, **kwargs):
     return results
 
 
-def attention(*shape, dtype):
-    return random(*shape, low=-0.5).mul(8).softmax(-1).to(dtype)
-
-
-@pytest.mark.parametrize(
-    ("b", "heads", "kv_heads", "i", "j", "k", "v", "dtype"),
-    [
-        (1, 1, 1, 1, 1, 1, 1, F32),
-        (2, 4, 2, 7, 9, 3, 12, F32),
-        (1, 2, 2, 65, 63, 5, 48, F32),
-        (1, 2, 1, 64, 65, 3, 64, BF16),
-        (1, 3, 3, 129, 64, 2, 100, F16),
-        (1, 6, 2, 1, 65, 7, 8, F16),
-    ],
-)
+@pytest.mark.parametrize(("b", "heads", "kv_heads", "i", "j", "k", "v", "dtype"), kernel_cases.MIXINGS)
 def test_mixing_is_accurate(b, heads, kv_heads, i, j, k, v, dtype):
     alpha, _ = embedded(attention(b, heads, i, j, dtype=dtype))
     p, _ = embedded(random(b, j, k, kv_heads, v, dtype=dtype))
@@ -91,28 +79,10 @@ def test_mixing_does_not_use_what_the_padding_holds(i, j, causal, window, dtype)
     assert_accurate(got, twin, formulas.mixing(weights, p, causal=causal, window=window))
 
 
-@pytest.mark.parametrize(
-    ("i", "j", "causal", "window", "offset"),
-    [
-        (65, 65, True, None, None),
-        (7, 65, True, None, None),
-        (65, 65, True, 7, None),
-        (130, 130, False, 3, None),
-        (130, 130, True, 1, None),
-        (64, 130, True, 70, 63),
-        (7, 9, True, None, -3),
-        (9, 65, False, 5, 70),
-    ],
-)
+@pytest.mark.parametrize(("i", "j", "causal", "window", "offset"), kernel_cases.EXCLUSIONS)
 def test_mixing_takes_what_is_excluded_as_zero(i, j, causal, window, offset):
     alpha = attention(1, 2, i, j, dtype=F32)
-    distance = torch.arange(i)[:, None] + (j - i if offset is None else offset) - torch.arange(j)
-    excluded = torch.zeros(i, j, dtype=torch.bool)
-    if causal:
-        excluded |= distance < 0
-    if window is not None:
-        excluded |= distance.abs() >= window
-    alpha.masked_fill_(excluded.to(DEVICE), NAN)
+    excluded = with_exclusions(alpha, causal, window, offset)
     p = random(1, j, 2, 2, 12)
     options = {"causal": causal, "window": window, "offset": offset}
     got, twin = run_into_views(ops.mixing, (1, i, 2, 2, 12), F32, alpha, p, **options)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import kernel_cases
 import ops_formulas as formulas
 import pytest
 import torch
 from ops_cases import (
     DEVICE,
     NAN,
-    aligned_with,
     assert_accurate,
     embedded,
     random,
@@ -34,35 +34,11 @@ def run_in_place(op, x, *args, **kwargs):
     return results
 
 
-# Rows are fused where there are at least as many as multiprocessors (4 in the interpreter), else split.
-@pytest.mark.parametrize(
-    ("shape", "dtype", "rule", "residual", "bias_per_position"),
-    [
-        ((1, 1, 1, 48), F32, "absdot", "none", False),
-        ((2, 3, 7, 100), F32, "absdot", "before", True),
-        ((1, 2, 65, 384), BF16, "absdot", "after", False),
-        ((1, 4, 63, 48), F16, "absdot", "none", True),
-        ((1, 1, 64, 100), F32, "dot", "none", False),
-        ((1, 4, 7, 48), BF16, "dot", "after", True),
-        ((1, 3, 65, 100), F32, "equal", "none", False),
-        ((2, 2, 7, 48), F16, "equal", "after", False),
-        ((1, 3, 63, 48), BF16, "cls", "before", True),
-        ((1, 4, 7, 100), F32, "none", "before", False),
-        ((1, 1, 7, 1), F32, "absdot", "none", False),
-    ],
-    ids=str,
-)
-def test_bias_split_is_accurate(shape, dtype, rule, residual, bias_per_position):
-    b, i, _, d = shape
-    bias = random(b, i, d, dtype=dtype) if bias_per_position else random(d)
-    x = random_state(*shape, dtype=dtype)
-    rest = None if residual == "none" else random_state(*shape, dtype=dtype, seed=2)
-    if rule == "dot":
-        x = aligned_with(x, bias)
-        rest = None if rest is None else aligned_with(rest, bias)
-    options = {"rule": rule, "residual": rest, "share_after_residual": residual == "after"}
-    got, twin = run_in_place(ops.bias_split_, x, bias, **options)
-    assert_accurate(got, twin, formulas.bias_split(x, bias, **options))
+@pytest.mark.parametrize("case", [case for case, _ in kernel_cases.BIAS_SPLITS], ids=str)
+def test_bias_split_is_accurate(case):
+    x, tensors, options, exact = kernel_cases.bias_split(*case)
+    got, twin = run_in_place(ops.bias_split_, x, *tensors, **options)
+    assert_accurate(got, twin, exact)
 
 
 @pytest.mark.parametrize("rule", ["absdot", "dot", "equal"])
@@ -83,38 +59,11 @@ def test_bias_split_without_dots_shares_equally_among_sources_that_are_not_zero(
     torch.testing.assert_close(got, expected, rtol=1e-6, atol=0)  # one division and its rounding
 
 
-@pytest.mark.parametrize(
-    ("shape", "dtype", "rule", "centre", "weight", "dots"),
-    [
-        ((1, 1, 1, 48), F32, "absdot", True, True, False),
-        ((2, 3, 7, 100), F32, "absdot", True, True, False),
-        ((1, 2, 65, 384), BF16, "absdot", True, True, False),
-        ((1, 2, 65, 384), BF16, "absdot", True, True, True),
-        ((1, 4, 63, 48), F16, "absdot", False, False, False),
-        ((1, 4, 7, 100), F32, "dot", True, False, False),
-        ((1, 3, 64, 48), F32, "dot", False, True, True),
-        ((1, 1, 65, 100), F32, "equal", True, True, False),
-        ((1, 3, 63, 48), BF16, "cls", True, True, False),
-        ((1, 4, 7, 48), F16, "none", True, True, False),
-    ],
-    ids=str,
-)
-def test_layernorm_is_accurate(shape, dtype, rule, centre, weight, dots):
-    b, i, _, d = shape
-    weight = random(d, dtype=dtype, low=0.5) if weight else None
-    bias, scale = random(d, seed=3), random(b, i, low=0.5, seed=4)
-    x = random_state(*shape, dtype=dtype)
-    if rule == "dot":
-        x = aligned_with(x, centred(bias if weight is None else bias * weight) if centre else bias * weight)
-    exact = formulas.layernorm(x, scale, weight, None, centre)
-    known = (2 * exact @ bias.double().cpu()).to(F32).to(DEVICE) if dots else None  # a common factor does not count
-    options = {"centre": centre, "rule": rule}
-    got, twin = run_in_place(ops.layernorm_, x, scale, weight, bias, dots=known, **options)
-    assert_accurate(got, twin, formulas.layernorm(x, scale, weight, bias, **options))
-
-
-def centred(v):
-    return v - v.mean()
+@pytest.mark.parametrize("case", [case for case, _ in kernel_cases.LAYERNORMS], ids=str)
+def test_layernorm_is_accurate(case):
+    x, tensors, options, exact = kernel_cases.layernorm(*case)
+    got, twin = run_in_place(ops.layernorm_, x, *tensors, **options)
+    assert_accurate(got, twin, exact)
 
 
 def test_layernorm_without_bias_is_accurate():
@@ -131,34 +80,11 @@ def test_layernorm_with_dots_that_are_zero_shares_equally(shape):
     torch.testing.assert_close(got.cpu(), exact.to(F32), rtol=1e-5, atol=1e-6)  # float32, values of order 1
 
 
-@pytest.mark.parametrize(
-    ("shape", "dtype", "rule", "bias", "intercept"),
-    [
-        ((1, 1, 1, 48), F32, "absdot", True, True),
-        ((2, 3, 7, 100), F32, "absdot", True, False),
-        ((1, 2, 65, 384), BF16, "absdot", True, False),
-        ((1, 4, 63, 100), BF16, "absdot", True, True),
-        ((1, 1, 65, 384), F16, "absdot", True, True),
-        ((1, 4, 7, 48), F32, "dot", True, False),
-        ((1, 2, 65, 100), F32, "equal", True, True),
-        ((1, 4, 7, 100), BF16, "equal", True, True),
-        ((1, 4, 7, 48), F32, "absdot", False, True),
-        ((1, 3, 63, 48), F32, "cls", True, True),
-        ((1, 4, 7, 48), F16, "none", True, True),
-    ],
-    ids=str,
-)
-def test_activation_is_accurate(shape, dtype, rule, bias, intercept):
-    b, i, _, f = shape
-    slope = random(b, i, f, dtype=dtype, seed=5)
-    bias = random(f, seed=6) if bias else None
-    a = random_state(*shape, dtype=dtype)
-    if rule == "dot":
-        a = aligned_with(a, bias)
-    intercept = random(b, i, f, dtype=dtype, seed=7) if intercept else None
-    options = {"intercept": intercept, "rule": rule}
-    got, twin = run_in_place(ops.activation_, a, slope, bias, **options)
-    assert_accurate(got, twin, formulas.activation(a, slope, bias, **options))
+@pytest.mark.parametrize("case", [case for case, _ in kernel_cases.ACTIVATIONS], ids=str)
+def test_activation_is_accurate(case):
+    a, tensors, options, exact = kernel_cases.activation(*case)
+    got, twin = run_in_place(ops.activation_, a, *tensors, **options)
+    assert_accurate(got, twin, exact)
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 65, 100), (1, 4, 7, 48)], ids=["split", "fused"])

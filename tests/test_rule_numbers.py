@@ -1,33 +1,38 @@
-"""The bias rules have the same numbers in Python as in the headers of the C++ and CUDA kernels, and the same names."""
+"""The bias rules: one table in Python, that of the options, the ops, and the headers of the C++ and CUDA kernels."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import get_args
 
-from decompx_fast.ops.backends import cuda
-from decompx_fast.ops.shares import DOT_RULES, KERNEL_RULES, RULES
+import pytest
+
+from decompx_fast.bias_rules import BIAS_RULES, OP_RULES
+from decompx_fast.config import BiasRule, SplitRule
+from decompx_fast.ops import Rule
 
 SOURCES = Path(__file__).resolve().parent.parent / "csrc"
 
 
-def enumeration(header: str, name: str) -> str:
-    """What stands between the braces of an enumeration."""
+def enumeration(header: str, name: str) -> dict[str, int]:
+    """The entries of an enumeration; one without a number comes after the one before it."""
     found = re.search(rf"\benum\s+(?:class\s+)?{name}\b[^{{]*{{([^}}]*)}}", (SOURCES / header).read_text())
     assert found is not None, f"{header} has no enumeration {name}"
-    return found[1]
+    numbers: dict[str, int] = {}
+    for entry in found[1].split(","):
+        label, _, number = entry.partition("=")
+        numbers[label.strip().removeprefix("DECOMPX_").lower()] = int(number) if number else len(numbers)
+    return numbers
 
 
-def test_the_numbers_of_the_cpu_kernels_are_their_places_in_the_table():
-    names = [name.strip() for name in enumeration("cpu/rows.h", "Rule").split(",")]
-    assert names == list(KERNEL_RULES)
+@pytest.mark.parametrize(("header", "name"), [("cpu/rows.h", "Rule"), ("cuda/arguments.h", "DecompxRule")])
+def test_kernels_have_the_numbers_of_the_table(header, name):
+    numbered = {rule: facts.number for rule, facts in BIAS_RULES.items() if facts.number is not None}
+    assert enumeration(header, name) == numbered
 
 
-def test_the_numbers_of_the_cuda_kernels_are_those_of_their_header():
-    entries = re.findall(r"DECOMPX_(\w+)\s*=\s*(\d+)", enumeration("cuda/arguments.h", "DecompxRule"))
-    assert {name.lower(): int(number) for name, number in entries} == cuda.RULES
-
-
-def test_every_kernel_has_the_same_rules():
-    assert set(cuda.RULES) == set(KERNEL_RULES)
-    assert set(DOT_RULES) < set(KERNEL_RULES) < set(RULES)
+def test_options_and_ops_take_the_rules_of_the_table():
+    assert set(get_args(BiasRule)) == set(BIAS_RULES)
+    assert set(get_args(SplitRule)) == set(BIAS_RULES) - {"none", "bias_token"}
+    assert get_args(Rule) == OP_RULES

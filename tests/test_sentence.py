@@ -12,6 +12,7 @@ import pytest
 import test_decoders
 import torch
 import transformers
+from models import randomized
 from refusals import refuses
 from test_families import CASES, COMMON, IN_FLOAT32, ROUNDING, inputs
 from torch import nn
@@ -28,17 +29,6 @@ from decompx_fast.linearize.sentence import EmbeddingStep, SentenceEncoder, embe
 POOLINGS = ("mean", "cls", "lasttoken")
 
 sentence_transformers = pytest.importorskip("sentence_transformers")
-
-
-def randomized(model: nn.Module, seed: int = 0) -> nn.Module:
-    """Every weight random, no bias zero and no norm weight one."""
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for path, parameter in model.named_parameters():
-            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-            gain = 1 if parameter.ndim == 1 and path.endswith("weight") else 0
-            parameter.copy_(gain + 0.3 * noise)
-    return model.eval()
 
 
 def bare(case: str, dtype: torch.dtype = torch.float64) -> nn.Module:

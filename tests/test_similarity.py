@@ -9,8 +9,9 @@ import naive
 import numpy as np
 import pytest
 import torch
+from models import randomized
 from refusals import refuses
-from test_sentence import bert, randomized
+from test_sentence import bert
 from torch import nn
 
 from decompx_fast import DecompX, DecompXConfig

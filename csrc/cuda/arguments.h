@@ -10,7 +10,7 @@ extern "C" {
 #endif
 
 enum DecompxDtype { DECOMPX_FLOAT32 = 0, DECOMPX_BFLOAT16 = 1, DECOMPX_FLOAT16 = 2, DECOMPX_FLOAT64 = 3 };
-enum DecompxRule { DECOMPX_NONE = 0, DECOMPX_CLS = 1, DECOMPX_EQUAL = 2, DECOMPX_DOT = 3, DECOMPX_ABSDOT = 4 };
+enum DecompxRule { DECOMPX_ABSDOT = 0, DECOMPX_DOT = 1, DECOMPX_EQUAL = 2, DECOMPX_CLS = 3, DECOMPX_NONE = 4 };
 enum DecompxPrecision { DECOMPX_IEEE = 0, DECOMPX_TF32 = 1, DECOMPX_TF32X3 = 2 };
 // What a launcher returns besides the codes of the CUDA runtime, which are not negative.
 enum DecompxStatus { DECOMPX_OK = 0, DECOMPX_BAD_DTYPE = -1, DECOMPX_TOO_LARGE = -2 };

@@ -20,9 +20,9 @@ class Rule:
     name: str
     shares: Tensor | None = None
 
-    def add(self, u: Tensor, bias: Tensor | None, *, like: Tensor | None = None) -> Tensor:
+    def add(self, u: Tensor, bias: Tensor | None) -> Tensor:
         """:func:`add_bias` for ``u`` ``[b, i, k, d]``."""
-        return add_bias(u, bias, self.name, like=like, shares=self.shares)
+        return add_bias(u, bias, self.name, shares=self.shares)
 
     def at(self, positions: slice | int) -> Rule:
         """The same at some of the positions."""
@@ -110,16 +110,13 @@ def _to_size_one(x: Tensor) -> tuple[Tensor, Tensor]:
     return x / size, size
 
 
-def add_bias(
-    u: Tensor, bias: Tensor | None, rule: str, *, like: Tensor | None = None, shares: Tensor | None = None
-) -> Tensor:
+def add_bias(u: Tensor, bias: Tensor | None, rule: str, *, shares: Tensor | None = None) -> Tensor:
     """The vectors with a bias shared among them, ``u[k] + omega[k] b``, or given to the last source (``bias_token``).
 
     Args:
         u: ``[..., k, d]``.
         bias: ``[d]`` or ``[..., d]``; ``None`` for no bias.
         rule: any rule of the method; ``none`` leaves the bias out.
-        like: the vectors whose weights are used, if not ``u`` itself.
         shares: ``[..., k]``, where they are known beforehand: for ``equal`` (:func:`.reach.equal_shares`).
 
     Returns:
@@ -130,5 +127,5 @@ def add_bias(
     bias = bias.to(u.dtype)
     if rule == "bias_token":
         return torch.cat([u[..., :-1, :], u[..., -1:, :] + bias.unsqueeze(-2)], dim=-2)
-    share = bias_shares(u if like is None else like, bias, rule) if shares is None else shares
+    share = bias_shares(u, bias, rule) if shares is None else shares
     return u + share.unsqueeze(-1).to(u.dtype) * bias.unsqueeze(-2)

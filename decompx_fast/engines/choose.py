@@ -21,13 +21,12 @@ from .adjoint.plan import AdjointPlan
 from .attribution import Attribution
 from .forward import run as forward
 from .forward.checks import check_options
-from .forward.plan import ModelShape, plan
+from .forward.plan import PATHS, ModelShape, plan
 from .terms import Terms
 
 EngineChoice = Literal["auto", "reference", "forward", "adjoint"]
 ENGINES: tuple[EngineChoice, ...] = ("auto", "reference", "forward", "adjoint")
 CHECKS = ("standard", "thorough")
-PATHS = ("auto", "direct", "operator")
 
 
 #: For inputs of up to so many tokens the forward engine's linearisation is recorded too: to compute each layer a second

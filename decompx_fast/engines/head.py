@@ -13,13 +13,11 @@ import torch
 from torch import Tensor
 
 from ..activations import SOFTCAP, get_activation, linear_piece
+from ..bias_rules import DOT_RULES, LINEAR_RULES
 from ..config import DecompXConfig
 from ..errors import OptionError
 from ..linearize.layer import Head, HeadStep, WholeMap
 from .bias import Rule, add_bias, bias_shares, safe_norm, shares_by_weights
-
-#: The rules whose shares do not depend on the vectors of all outputs.
-WEIGHED_BY_NOTHING = ("none", "bias_token", "equal", "cls")
 
 
 def through_head(
@@ -71,7 +69,7 @@ def head_step(step: HeadStep, rows: Tensor, config: DecompXConfig, rule: Rule) -
         rows = rule.add(rows @ step.weight.to(rows.dtype), step.bias)
     if step.activation is not None:
         slope, intercept = head_piece(step, config)
-        if intercept is not None and step.narrow and config.bias not in WEIGHED_BY_NOTHING:
+        if intercept is not None and step.narrow and config.bias not in LINEAR_RULES:
             raise OptionError(
                 f"the intercept of a head's last activation, {step.activation!r}, would be shared with "
                 f"bias={config.bias!r} by the vectors over all outputs, which are not formed: use the option "
@@ -93,10 +91,10 @@ def head_piece(step: HeadStep, config: DecompXConfig) -> tuple[Tensor, Tensor | 
 
 def _rule_by_all(rule: Rule, rows: Tensor, whole: WholeMap) -> Rule:
     """The rule with its shares ``[b, r, k]`` in the bias of a map, weighed by the vectors over all of its outputs."""
-    if rule.name in WEIGHED_BY_NOTHING or rule.shares is not None or whole.bias is None:
+    if rule.name in LINEAR_RULES or rule.shares is not None or whole.bias is None:
         return rule
     functional = whole.functional(rows.dtype)
-    if rule.name in ("dot", "absdot"):  # b . (x W) = x . (W b)
+    if rule.name in DOT_RULES:  # b . (x W) = x . (W b)
         return replace(rule, shares=bias_shares(rows, functional, rule.name))
     return replace(rule, shares=_Outputs(rows, whole.gram()).shares(functional, rule.name))
 
@@ -131,7 +129,7 @@ def _split(rows: Tensor, collected: Tensor, before: Tensor, head: Head, rule: Ru
     """
     step = head.steps[-1]
     bias = collected.squeeze(2)
-    if not step.narrow or step.whole is None or rule.shares is not None or rule.name in WEIGHED_BY_NOTHING:
+    if not step.narrow or step.whole is None or rule.shares is not None or rule.name in LINEAR_RULES:
         return add_bias(rows, bias, rule.name, shares=rule.shares)
     if step.activation is not None:
         raise OptionError(
@@ -141,7 +139,7 @@ def _split(rows: Tensor, collected: Tensor, before: Tensor, head: Head, rule: Ru
     tokens, token = before[:, :, :-1], before[:, :, -1]
     gram = step.whole.gram()
     functional = (token.double() @ gram).to(token.dtype) + step.whole.functional(token.dtype)  # [b, r, d]
-    if rule.name in ("dot", "absdot"):
+    if rule.name in DOT_RULES:
         shares = bias_shares(tokens, functional, rule.name)
     else:
         shares = _Outputs(tokens, gram).shares(functional, rule.name)

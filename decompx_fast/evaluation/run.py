@@ -125,17 +125,27 @@ def evaluate(
     )
     worker = Worker(task, explainer, encoded)
     with Store(out, _settings(task, worker.classifier, dataset)).opened() as store, one_thread():
-        items = [(name, chunk) for name in chosen for chunk in range(len(worker.chunks))]
-        missing = [item for item in items if not store.has(*item)]
-        with _progress_bar(progress, len(items) - len(missing), len(items)) as advance:
-            for (name, chunk), records in compute_all(worker, missing, workers):
-                store.write(name, chunk, records)
-                advance(name)
+        _compute_missing(store, worker, workers, progress)
         setting = Setting(explainer.name or type(explainer.model).__name__, dataset, seed, groups)
-        known = store.remember_labels({name: (own or get_method(name)).label for name, own in chosen.items()})
-        others = [name for name in store.finished(len(worker.chunks)) if name not in chosen]
-        labels = {name: known.get(name, name) for name in (*chosen, *others)}
+        labels = _labels(store, chosen, len(worker.chunks))
         return write_report(store, setting, labels, wanted, len(worker.chunks))
+
+
+def _compute_missing(store: Store, worker: Worker, workers: int, progress: bool | None) -> None:
+    """Every part of every method that is not in the store yet."""
+    items = [(name, chunk) for name in worker.task.methods for chunk in range(len(worker.chunks))]
+    missing = [item for item in items if not store.has(*item)]
+    with _progress_bar(progress, len(items) - len(missing), len(items)) as advance:
+        for (name, chunk), records in compute_all(worker, missing, workers):
+            store.write(name, chunk, records)
+            advance(name)
+
+
+def _labels(store: Store, chosen: Mapping[str, Method | None], n_chunks: int) -> dict[str, str]:
+    """What the report calls the methods: those that were asked for, then others that were finished before."""
+    known = store.remember_labels({name: (own or get_method(name)).label for name, own in chosen.items()})
+    others = [name for name in store.finished(n_chunks) if name not in chosen]
+    return {name: known.get(name, name) for name in (*chosen, *others)}
 
 
 def _choose_methods(methods: str | Sequence[str | Method], workers: int) -> dict[str, Method | None]:

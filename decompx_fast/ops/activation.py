@@ -7,7 +7,7 @@ from torch import Tensor
 
 from . import checks, registry
 from .backends import native
-from .shares import KERNEL_RULES, RULES, Rule, accumulation_dtype, vector_shares
+from .shares import RULES, Rule, accumulation_dtype, vector_shares
 
 
 def activation_(
@@ -87,7 +87,7 @@ def _activation(
 ) -> None:
     checks.separate("activation_", {"a": a}, slope=slope, bias=bias, intercept=intercept)
     limits = {
-        "triton": registry.triton_dtype_limit(a.dtype) or registry.triton_rule_limit(rule, KERNEL_RULES),
+        "triton": registry.triton_dtype_limit(a.dtype) or registry.triton_rule_limit(rule),
         "native": native.limit(a.dtype, rule),
     }
     compute = registry.select("activation_", backend, a.device, limits=limits)

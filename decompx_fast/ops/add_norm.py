@@ -7,7 +7,7 @@ from torch import Tensor
 
 from . import checks, registry
 from .backends import native
-from .shares import KERNEL_RULES, RULES, Rule
+from .shares import RULES, Rule
 
 
 def add_norm_(
@@ -79,7 +79,7 @@ def _add_norm(
     read = {"branch_bias": branch_bias, "scale": scale, "weight": weight, "bias": bias}
     checks.separate("add_norm_", {"x": x, "branch": branch}, **read)
     limits = {
-        "triton": registry.triton_dtype_limit(x.dtype) or registry.triton_rule_limit(rule, KERNEL_RULES),
+        "triton": registry.triton_dtype_limit(x.dtype) or registry.triton_rule_limit(rule),
         "native": native.limit(x.dtype, rule),
     }
     compute = registry.select("add_norm_", backend, x.device, limits=limits)

@@ -8,7 +8,7 @@ from torch import Tensor
 from ..errors import InputError
 from . import checks, registry
 from .backends import native
-from .shares import KERNEL_RULES, RULES, Rule, accumulation_dtype, vector_shares
+from .shares import RULES, Rule, accumulation_dtype, vector_shares
 
 
 def bias_split_(
@@ -94,7 +94,7 @@ def _bias_split(
 ) -> None:
     checks.separate("bias_split_", {"x": x}, bias=bias, residual=residual)
     limits = {
-        "triton": registry.triton_dtype_limit(x.dtype) or registry.triton_rule_limit(rule, KERNEL_RULES),
+        "triton": registry.triton_dtype_limit(x.dtype) or registry.triton_rule_limit(rule),
         "native": native.limit(x.dtype, rule),
     }
     compute = registry.select("bias_split_", backend, x.device, limits=limits)

@@ -5,10 +5,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..bias_rules import DOT_RULES
 from ..errors import InputError
 from . import checks, registry
 from .backends import native
-from .shares import DOT_RULES, KERNEL_RULES, RULES, Rule, accumulation_dtype, vector_shares
+from .shares import RULES, Rule, accumulation_dtype, vector_shares
 
 
 def layernorm_(
@@ -105,7 +106,7 @@ def _layernorm(
 ) -> None:
     checks.separate("layernorm_", {"x": x}, scale=scale, weight=weight, bias=bias, dots=dots)
     limits = {
-        "triton": registry.triton_dtype_limit(x.dtype) or registry.triton_rule_limit(rule, KERNEL_RULES),
+        "triton": registry.triton_dtype_limit(x.dtype) or registry.triton_rule_limit(rule),
         "native": native.limit(x.dtype, rule),
     }
     compute = registry.select("layernorm_", backend, x.device, limits=limits)

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from ..bias_rules import KERNEL_RULES
 from ..errors import BackendError
 from .shares import full_precision
 
@@ -128,10 +129,10 @@ def triton_dtype_limit(dtype: torch.dtype) -> str | None:
     return None
 
 
-def triton_rule_limit(rule: str, rules: Sequence[str]) -> str | None:
+def triton_rule_limit(rule: str) -> str | None:
     """Why the Triton kernels cannot share by this rule, or ``None``."""
-    if rule not in rules:
-        return f"its kernels share by {', '.join(rules)}, and rule is {rule!r}"
+    if rule not in KERNEL_RULES:
+        return f"its kernels share by {', '.join(KERNEL_RULES)}, and rule is {rule!r}"
     return None
 
 

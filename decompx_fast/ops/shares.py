@@ -11,17 +11,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from ..bias_rules import DOT_RULES, OP_RULES
 from ..errors import InputError
 from . import checks
 
 Rule = Literal["absdot", "dot", "equal", "cls", "none", "norm", "abssim"]
 
 #: All rules.
-RULES: tuple[str, ...] = ("absdot", "dot", "equal", "cls", "none", "norm", "abssim")
-#: Rules that kernels have: functionals of the vectors, or none needed. The others take the twin.
-KERNEL_RULES: tuple[str, ...] = ("absdot", "dot", "equal", "cls", "none")
-#: Rules whose weights are the dots of the vectors with the bias, so that dots known beforehand can be given.
-DOT_RULES: tuple[str, ...] = ("absdot", "dot")
+RULES = OP_RULES
 
 
 def bias_shares(dots: Tensor, *, rule: Rule = "absdot", nonzero: Tensor | None = None) -> Tensor:
@@ -71,7 +68,7 @@ def vector_shares(u: Tensor, bias: Tensor | None, *, rule: Rule = "absdot", dots
         weights = nonzero_sources(u).to(u.dtype)
     elif rule == "norm":
         weights = safe_norm(u)
-    elif rule in ("absdot", "dot", "abssim"):
+    elif rule in (*DOT_RULES, "abssim"):
         if rule == "abssim":
             assert bias is not None
             weights = absolute_similarity(u, bias, dots)

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ...bias_rules import LINEAR_RULES
 from ...errors import OptionError
 from ...linearize.layer import Head
 from ..bias import add_bias
-from ..head import WEIGHED_BY_NOTHING
 from ..terms import Reading, Terms
 
 
@@ -48,7 +48,7 @@ class Wanted:
             OptionError: if the split is weighed by the vectors over all outputs, where only some are formed.
         """
         reading, (b, r, q), formed = head.reading, head.table.shape, head.steps[-1].output.shape[-1]
-        weighed = split is not None and split not in WEIGHED_BY_NOTHING
+        weighed = split is not None and split not in LINEAR_RULES
         if weighed and head.is_narrow:
             raise OptionError(
                 f"bias_token_split={split!r} weighs by the vectors over all outputs, of which the adjoint engine forms "

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ...bias_rules import VECTOR_RULES
 from ...linearize.layer import Attention, AttentionPattern, HubAttention, Norm
 from ...ops import mixing, with_padded_rows
 from ..blocks import Workspace, blocks, carve, matmul
@@ -50,7 +51,7 @@ class Mixing:
 
     def collector(self, bias: Tensor | None, z: Tensor) -> ShareCollector | None:
         """Where the rule looks at the vectors of the attention itself, what collects it; ``z`` is ``[b, i, k, d]``."""
-        looks = self.rule in ShareCollector.RULES and self.variant == "paper"
+        looks = self.rule in VECTOR_RULES and self.variant == "paper"
         return ShareCollector(bias, self.rule, z, self.backend) if looks and bias is not None else None
 
     def alpha(self, pattern: AttentionPattern, dtype: torch.dtype) -> Iterable[AlphaBlock]:

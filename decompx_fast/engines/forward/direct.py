@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from ...activations import get_activation, linear_piece
+from ...bias_rules import FUNCTIONAL_RULES
 from ...config import DecompXConfig
 from ...linearize.layer import Attention, Convolution, FeedForward, Norm, Op, Routed, StateMap, Sublayer
 from ...ops import network, network_is_fused
 from ..blocks import Workspace, carve, matmul, wide
-from .sharing import KNOWN_BEFORE, PendingBias, Sharing
+from .sharing import PendingBias, Sharing
 
 
 def finish_sublayer_(
@@ -174,7 +175,9 @@ def add_routed_(
 
 def is_one_op(config: DecompXConfig, device: torch.device, dtype: torch.dtype, backend: str) -> bool:
     """Whether plain networks on a state of this dtype are computed by one op, which forms no hidden layer."""
-    return config.activation != "linear" and config.bias in KNOWN_BEFORE and network_is_fused(device, dtype, backend)
+    return (
+        config.activation != "linear" and config.bias in FUNCTIONAL_RULES and network_is_fused(device, dtype, backend)
+    )
 
 
 def feed_forward(

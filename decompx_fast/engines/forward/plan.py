@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ...bias_rules import FUNCTIONAL_RULES
 from ...config import LINEAR_BIAS_RULES, DecompXConfig
 from ...errors import OptionError
 from ...ops import usable
@@ -28,9 +29,6 @@ from .fitting import choose_blocks
 __all__ = ["PATHS", "Blocks", "ModelShape", "Plan", "plan", "rule_refusal"]
 
 PATHS = ("auto", "direct", "operator")
-
-#: The rules whose shares are known without the norms of the vectors.
-OPERATOR_RULES = ("absdot", "dot", "equal", "cls", "bias_token", "none")
 
 
 def plan(
@@ -92,8 +90,27 @@ def plan(
         recorded=recorded,
         limit=limit,
     )
+    costs = _costs(shape, n_tokens, n_sources, batch, dtype, config, backend, device, recorded=recorded)
+    chosen = _choose_path(costs, path)
+    budget, blocks = choose_blocks(costs, chosen, workspace_bytes, device)
+    return Plan(costs, chosen, blocks, budget, device, available, again, limit)
+
+
+def _costs(
+    shape: ModelShape,
+    n_tokens: int,
+    n_sources: int | None,
+    batch: int,
+    dtype: torch.dtype,
+    config: DecompXConfig,
+    backend: str,
+    device: torch.device,
+    *,
+    recorded: bool,
+) -> Costs:
+    """The request as formulas, with what this machine has for it."""
     kernels, in_native = _has_kernels(backend, device, dtype), _has_native(backend, device, dtype)
-    costs = Costs(
+    return Costs(
         shape=shape,
         n=n_tokens,
         k=(n_tokens if n_sources is None else n_sources) + (config.bias == "bias_token"),
@@ -108,23 +125,11 @@ def plan(
         widens=_kinds_by("widened", device, dtype),
         copies=_kinds_by("onednn", device, dtype),
     )
-    chosen = _choose_path(costs, path)
-    budget, blocks = choose_blocks(costs, chosen, workspace_bytes, device)
-    return Plan(
-        costs=costs,
-        path=chosen,
-        blocks=blocks,
-        workspace_bytes=budget,
-        limit=limit,
-        device=device,
-        available_bytes=available,
-        again=again,
-    )
 
 
 def rule_refusal(config: DecompXConfig) -> str | None:
     """Why the operator path cannot be taken with these options, or ``None``."""
-    if config.bias not in OPERATOR_RULES:
+    if config.bias not in FUNCTIONAL_RULES:
         return f"bias={config.bias!r} needs the norms of the vectors"
     return None if config.ffn else "ffn=False leaves no network to fold in"
 

@@ -9,11 +9,8 @@ from torch import Tensor
 
 from ...linearize.layer import Norm
 from ...ops import activation_, add_norm_, bias_shares, bias_split_, functional_dots, layernorm_, vector_shares
-from ...ops.shares import DOT_RULES, absolute_similarity, nonzero_sources, safe_norm
+from ...ops.shares import absolute_similarity, nonzero_sources, safe_norm
 from ..blocks import wide
-
-#: The rules whose shares can be known before the vectors are formed: dots are linear.
-KNOWN_BEFORE = (*DOT_RULES, "equal", "cls", "bias_token", "none")
 
 
 @dataclass(frozen=True)
@@ -125,7 +122,7 @@ class Sharing:
         Returns:
             The bias and the shares ``[1, p, k]`` of the sources, both ``None`` where nothing is to be added; ``None``
             where only the vectors themselves can tell, since all dots of a position are zero. The rule must be one of
-            :data:`KNOWN_BEFORE`.
+            :data:`decompx_fast.bias_rules.FUNCTIONAL_RULES`.
         """
         # A bias of zeros has dots of zero, and nobody needs to know who gets it.
         if bias is None or self.rule == "none" or not bool(bias.any()):
@@ -184,13 +181,10 @@ class ShareCollector:
 
     Args:
         bias: ``[d]`` or ``[b, i, d]``.
-        rule: one of :attr:`RULES`.
+        rule: one of :data:`decompx_fast.bias_rules.VECTOR_RULES`.
         like: ``[b, i, k, d]``, the shape and dtype of the vectors.
         backend: of the op that takes the dots.
     """
-
-    #: The rules that look at vectors.
-    RULES = ("absdot", "dot", "abssim", "norm")
 
     def __init__(self, bias: Tensor, rule: str, like: Tensor, backend: str) -> None:
         self._bias = bias.to(wide(like.dtype))

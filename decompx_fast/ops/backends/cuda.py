@@ -21,9 +21,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ...bias_rules import BIAS_RULES, KERNEL_RULES
 from ...errors import BackendError
 from .. import registry
-from ..shares import KERNEL_RULES
 
 #: Device types on which ``backend="auto"`` prefers these kernels to Triton's. None, until they have been measured
 #: side by side on a GPU (``make device-check`` does) and found faster.
@@ -35,7 +35,6 @@ UNITS = ("activation.cu", "bias_split.cu", "layernorm.cu", "mixing.cu", "status.
 NVCC_OPTIONS = ("-std=c++17", "-O3")
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.float64: 3}
-RULES = {"none": 0, "cls": 1, "equal": 2, "dot": 3, "absdot": 4}
 PRECISIONS = {"ieee": 0, "tf32": 1, "tf32x3": 2}
 
 
@@ -161,7 +160,7 @@ class Kernels:
             raise _refusal(op, x.device, f"its kernels share by {', '.join(KERNEL_RULES)}, and rule is {rule!r}")
         if bias is None or rule == "none":
             bias = None
-        row = _RowArguments(x=_state(x), bias=_vector(bias), dtype=DTYPES[x.dtype], rule=RULES[rule])
+        row = _RowArguments(x=_state(x), bias=_vector(bias), dtype=DTYPES[x.dtype], rule=BIAS_RULES[rule].number)
         row.n_b, row.n_i, row.n_k, row.n_d = x.shape
         row.device = self.device
         return row

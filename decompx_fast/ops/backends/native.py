@@ -16,9 +16,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ...bias_rules import BIAS_RULES, KERNEL_RULES
 from ...errors import BackendError
 from .. import registry
-from ..shares import KERNEL_RULES
 
 #: Instruction sets, from the one that every processor has.
 LEVELS = ("portable", "avx2", "avx512")
@@ -164,7 +164,9 @@ def _constants(t: Tensor | None, x: Tensor) -> Tensor | None:
 
 
 def _rule(rule: str) -> int:
-    return KERNEL_RULES.index(rule)
+    number = BIAS_RULES[rule].number
+    assert number is not None  # `limit` refuses the others
+    return number
 
 
 _in_use: list[str] = []
