@@ -11,7 +11,15 @@ from torch import nn
 
 from .arguments import Arguments, spelled_out
 from .asking import Asker
-from .checks import check_batch_size, check_dtype, check_head, check_positions, refuse_misspelt_arguments, to_device
+from .checks import (
+    check_batch_size,
+    check_dtype,
+    check_head,
+    check_positions,
+    refuse_misspelt_arguments,
+    refuse_of_texts,
+    to_device,
+)
 from .compiling import outside_compiler
 from .config import LINEAR_BIAS_RULES, DecompXConfig
 from .engines.adjoint.plan import AdjointPlan
@@ -27,6 +35,7 @@ from .models.sentence import unpacked
 from .models.tasks import DEFAULT, task_of_model
 from .request.batching import stream
 from .request.encoding import Reader, with_ids
+from .request.pictures import PictureReader
 from .request.sources import check_unit, with_sources
 from .request.targets import resolve_targets
 from .request.tasks import NAMED_OUTPUTS, check_question, check_task, position_task
@@ -185,7 +194,8 @@ class DecompX:
     @property
     def task(self) -> str:
         """What the model is asked, by the name of its class: ``text-classification``, ``token-classification``,
-        ``question-answering``, ``fill-mask``, ``multiple-choice`` or ``next-sentence-prediction``."""
+        ``question-answering``, ``fill-mask``, ``multiple-choice``, ``next-sentence-prediction`` or
+        ``image-classification``."""
         return task_of_model(unwrap(self.model)) or DEFAULT
 
     def _asker(self, question: Question, outputs: int) -> Asker | None:
@@ -287,15 +297,20 @@ class DecompX:
             asker=asker,
         )
         limits = spec.limits
-        reader = Reader(
-            self.tokenizer,
-            limits.positions,
-            sizes=limits.sizes,
-            truncate=truncate,
-            skip=skip,
-            device=self.device,
-            split=is_split_into_words,
-        )
+        reader: Reader | PictureReader
+        if limits.picture is not None:
+            refuse_of_texts(truncate=truncate, is_split_into_words=is_split_into_words)
+            reader = PictureReader(self.tokenizer, limits.picture, skip=skip)
+        else:
+            reader = Reader(
+                self.tokenizer,
+                limits.positions,
+                sizes=limits.sizes,
+                truncate=truncate,
+                skip=skip,
+                device=self.device,
+                split=is_split_into_words,
+            )
         encoded, single = reader.read(texts)
         if ids is not None:
             encoded = with_ids(encoded, [ids] if single else ids)

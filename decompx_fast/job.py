@@ -33,7 +33,7 @@ from .linearize.linearization import HuggingFaceLinearization, linearize, unwrap
 from .linearize.model_run import plain_mode
 from .request.batching import Pair
 from .request.encoding import Encoded
-from .request.sources import Sources
+from .request.sources import SINGLE_UNITS, Sources
 from .request.targets import Targets
 from .request.tasks.columns import Asked
 from .result.explanation import Explanation, Site
@@ -67,6 +67,19 @@ class _Answers:
 
 def _source_fields(encoded: Encoded, sources: Sources | None) -> dict[str, Any]:
     """What an explanation says of its sources: the tokens, or groups of them."""
+    picture = encoded.picture
+    if picture is not None:
+        names = encoded.tokens if sources is None else sources.names
+        special = range(len(encoded) - picture.groups.numel())
+        return {
+            "tokens": names,
+            "token_ids": None,
+            "spans": (None,) * len(names),
+            "texts": (),
+            "special": tuple(k in special for k in range(len(names))),
+            "source_unit": "patch" if sources is None else sources.unit,
+            "picture": picture if sources is None else picture.regrouped(sources.ids),
+        }
     if sources is None:
         return {
             "tokens": encoded.tokens,
@@ -116,7 +129,7 @@ class Job:
             raise OptionError("targets needs head=True: without the head, scores are norms and belong to no class")
         self.explainer = explainer
         self.config = config
-        grouped = not (isinstance(sources, str) and sources == "token")
+        grouped = not (isinstance(sources, str) and sources in SINGLE_UNITS)
         self.engine = choose_engine(engine, config, grouped=grouped, rows=bool(positions), biased=shape.biased)
         self.chooses = engine == "auto" and self.engine == "adjoint"
         self.shape = shape
@@ -204,6 +217,8 @@ class Job:
         device = self.explainer.device
         names = batch[0].inputs.keys()
         inputs = {name: torch.stack([encoded.inputs[name] for encoded in batch]).to(device) for name in names}
+        model_dtype = next(self.explainer.model.parameters()).dtype
+        inputs = {name: x.to(model_dtype) if x.is_floating_point() else x for name, x in inputs.items()}
         constants = self.dtype
         if constants is not None and constants.itemsize < 4:
             constants = torch.float32

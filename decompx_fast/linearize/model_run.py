@@ -201,7 +201,8 @@ def run_model(
             hooks.callback(module.register_forward_hook(listener.note_product).remove)
         # Where a configuration asks for these, transformers would leave hooks of its own on the model.
         unwanted = {"output_attentions": False, "output_hidden_states": False}
-        output = (spec.backbone or model)(**inputs, **unwanted, return_dict=True)
+        besides = {} if spec.arguments is None else spec.arguments(inputs)
+        output = (spec.backbone or model)(**inputs, **besides, **unwanted, return_dict=True)
     found = getattr(output, "logits" if spec.outputs_of is None else "last_hidden_state", None)
     shape, kind = ("[b, c]", "sequence classifier") if spec.outputs_of is None else ("[b, i, d]", "encoder")
     if not isinstance(found, Tensor) or found.ndim != (2 if spec.outputs_of is None else 3):

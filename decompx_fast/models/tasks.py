@@ -36,6 +36,11 @@ KINDS = {
     ),
     "fill-mask": Kind(("ForMaskedLM", "WithLMHeadModel"), "AutoModelForMaskedLM", "masked language modelling"),
     "multiple-choice": Kind(("ForMultipleChoice",), "AutoModelForMultipleChoice", "multiple choice"),
+    "image-classification": Kind(
+        ("ForImageClassification", "ForImageClassificationWithTeacher"),
+        "AutoModelForImageClassification",
+        "image classification",
+    ),
     "next-sentence-prediction": Kind(
         ("ForNextSentencePrediction",), "AutoModelForNextSentencePrediction", "next-sentence prediction"
     ),

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, SupportsIndex, TypeA
 import torch
 
 from ..errors import InputError
-from .checks import check_choice, check_lengths, check_spans, check_tensors, own_tensors
+from .checks import check_choice, check_lengths, check_picture, check_spans, check_tensors, own_tensors
+from .picture import Picture
 from .readings import Answer, Entity, Prediction, read_all_back, read_back
 from .words import Span
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 ProblemType = Literal["single_label", "multi_label", "regression", "positions"]
-SourceUnit = Literal["token", "word", "sentence", "group"]
+SourceUnit = Literal["token", "word", "sentence", "group", "patch"]
 EngineName = Literal["reference", "forward", "adjoint"]
 
 #: A target as users name it: a name, the index of a class, or None for the predicted class.
@@ -81,7 +82,7 @@ class Explanation:
         options: the options that made it; plain JSON values.
         engine: ``reference``, ``forward`` or ``adjoint``.
         time_s: seconds it took.
-        source_unit: what a source is: ``token``, ``word``, ``sentence`` or ``group``.
+        source_unit: what a source is: ``token``, ``word``, ``sentence``, ``group`` or ``patch``.
         stages: intermediate results by name, as ``"attention.0"``.
         bias_sites: what the biases of each place add, where the engine tells; see :meth:`sites`.
         component_shares: what each component carries, where the engine tells; see :meth:`components`.
@@ -94,6 +95,7 @@ class Explanation:
         answer: what question answering found.
         predictions: what the model gives at each place that was read: the label of each word, or what fits at a mask.
         word_ids: of words that were split before, the number of each token's; None for special tokens.
+        picture: what a classifier of pictures saw, and which source each patch belongs to; None for texts.
 
     Raises:
         InputError: if shapes, lengths, dtypes or spans do not fit together.
@@ -127,6 +129,7 @@ class Explanation:
     answer: Answer | None = None
     predictions: tuple[Prediction, ...] | None = None
     word_ids: tuple[int | None, ...] | None = None
+    picture: Picture | None = None
 
     def __post_init__(self) -> None:
         for name in ("tokens", "texts", "special", "targets", "target_ids", "labels"):
@@ -155,6 +158,7 @@ class Explanation:
         own_tensors(self)
         check_lengths(self)
         check_spans(self.spans, self.texts)
+        check_picture(self.picture, len(self.tokens))
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -294,6 +298,22 @@ class Explanation:
             f"target {target!r} was not explained; explained were: {exists}. Use one of these names or class "
             f"indices, or ask for this target when explaining the text."
         )
+
+    def patches(self, target: Target = None) -> torch.Tensor:
+        """The signed scores of a picture's patches, ``[rows, cols]``, from its top left.
+
+        A source of several patches has its score in equal parts on them, so the sum is that of the sources that are no
+        class and no register.
+
+        Args:
+            target: as for :meth:`column`.
+
+        Raises:
+            InputError: if a text was explained.
+        """
+        if self.picture is None:
+            raise InputError("patches() is for pictures, and this explains a text: use words() or scores.")
+        return self.picture.spread(self.scores[:, self.column(target)])
 
     def words(self) -> Explanation:
         """Merge the tokens of each word, found by characters of the text; scores add.

@@ -9,6 +9,9 @@ _CHOSEN_POSITIONS = (
 _APPROXIMATED = "its attention is approximated, so that it has no weights that sum to 1 over the positions"
 _OTHER_INPUTS = "it reads more than a text (a page's layout, a table, entities), and that would need scores as well"
 
+_MERGED_PATCHES = "it merges neighbouring patches between layers, so that positions are no patches any more"
+_CONVOLVED = "it is made of convolutions over a picture, which are no layers of a Transformer"
+
 #: Why not, by the name of the class in transformers.
 UNSUPPORTED: dict[str, str] = {
     "BartForSequenceClassification": "it has a decoder that attends to an encoder, which cannot be described yet",
@@ -44,4 +47,17 @@ UNSUPPORTED: dict[str, str] = {
         "axis of its states is the position"
     ),
     "YosoForSequenceClassification": _APPROXIMATED,
+    "ConvNextForImageClassification": _CONVOLVED,
+    "ConvNextV2ForImageClassification": _CONVOLVED,
+    "CvtForImageClassification": "its queries, keys and values are convolutions over neighbouring patches",
+    "DonutSwinForImageClassification": _MERGED_PATCHES,
+    "EfficientNetForImageClassification": _CONVOLVED,
+    "HieraForImageClassification": _MERGED_PATCHES,
+    "MobileNetV1ForImageClassification": _CONVOLVED,
+    "MobileNetV2ForImageClassification": _CONVOLVED,
+    "PvtForImageClassification": _MERGED_PATCHES,
+    "ResNetForImageClassification": _CONVOLVED,
+    "SegformerForImageClassification": _MERGED_PATCHES,
+    "SwinForImageClassification": _MERGED_PATCHES,
+    "Swinv2ForImageClassification": _MERGED_PATCHES,
 }
