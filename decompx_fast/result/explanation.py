@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, SupportsIndex, TypeA
 import torch
 
 from ..errors import InputError
+from .display import plural
 from .checks import check_choice, check_lengths, check_picture, check_spans, check_tensors, own_tensors
 from .picture import Picture
 from .readings import Answer, Entity, Prediction, read_all_back, read_back
@@ -175,7 +176,7 @@ class Explanation:
         else:
             outcome = f"predicted={label} ({float(probabilities.max()):.1%})"
         return (
-            f"Explanation({len(self)} {self.source_unit}s, {outcome}, targets=[{_some([*map(repr, self.targets)])}], "
+            f"Explanation({len(self)} {plural(self.source_unit)}, {outcome}, targets=[{_some([*map(repr, self.targets)])}], "
             f"engine={self.engine!r}, completeness_error={self.completeness_error:.1e}"
             + ("" if self.score_error is None else f", score_error={self.score_error:.1e}")
             + ")"
@@ -446,6 +447,28 @@ class Explanation:
         from .render import render_fragment, render_page
 
         return render_page([self], target=target) if full else render_fragment(self, target)
+
+    def to_png(
+        self,
+        view: Literal["overlay", "heatmap", "for", "against"] = "overlay",
+        *,
+        target: Target = None,
+        scale: float | None = None,
+    ) -> bytes:
+        """The picture that the model saw and the scores of its patches, as a PNG file.
+
+        Args:
+            view: ``overlay``: scores over the picture; ``heatmap``: scores alone; ``for`` and ``against``: only those.
+            target: as for :meth:`column`.
+            scale: the ``|score|`` that has the full colour; None: the largest of a patch.
+
+        Raises:
+            InputError: if a text was explained, or for another view.
+        """
+        from .picture_view import draw
+        from .png import encode
+
+        return encode(draw(self, view, target, scale=scale))
 
     def plot(self, ax: Axes | None = None, *, target: Target = None, top: int | None = 40) -> Axes:
         """Draw the scores as horizontal bars with matplotlib; the bars add up to the model's value.

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import base64
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..errors import InputError
+from .png import decode, encode
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +41,18 @@ class Picture:
         pixels = self.pixels
         if pixels is not None and (tuple(pixels.shape) != wanted or pixels.dtype != torch.uint8):
             raise InputError(f"pixels must be uint8 {list(wanted)}, got {pixels.dtype} {list(pixels.shape)}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain lists and strings; the pixels are a PNG in base64."""
+        png = None if self.pixels is None else base64.b64encode(encode(self.pixels)).decode()
+        return {"groups": self.groups.tolist(), "patch": list(self.patch), "png": png}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Picture:
+        """What :meth:`to_dict` made, also after JSON."""
+        groups = torch.tensor(data["groups"], dtype=torch.int64, device="cpu")
+        png = data.get("png")
+        return cls(groups, tuple(data["patch"]), None if png is None else decode(base64.b64decode(png)))
 
     @property
     def grid(self) -> tuple[int, int]:

@@ -34,6 +34,7 @@ from .display import (
     hexadecimal,
     layout_text,
     outcomes,
+    plural,
     printable,
     score_format,
     source_labels,
@@ -130,7 +131,7 @@ class _Terminal:
         explained = f"{explanation.targets[column]}: {self.account.value_name} {value}"
         grid.add_row("Explained", Text(self.plain(explained)))
         bias_part = "" if bias is None else f" and bias token {bias}"
-        grid.add_row("Sum", f"{explanation.source_unit}s {source_sum}{bias_part}")
+        grid.add_row("Sum", f"{plural(explanation.source_unit)} {source_sum}{bias_part}")
         grid.add_row(self.account.status, Text(self.account.extent, style="" if self.account.is_sound else "bold"))
         others = [name for index, name in enumerate(explanation.targets) if index != column]
         if others:
@@ -200,7 +201,7 @@ class _Terminal:
             return ""
         rest = math.fsum(self.scores[k] for k in set(range(count)) - set(positions))
         return (
-            f"The {len(positions)} largest of {count} {unit}s, in the order of the text; the other "
+            f"The {len(positions)} largest of {count} {plural(unit)}, in the order of the text; the other "
             f"{count - len(positions)} add up to {self.number(rest)}."
         )
 

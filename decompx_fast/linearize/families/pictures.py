@@ -197,7 +197,7 @@ def beit_positions(
     """Relative positions of patches, by tables of the layer and of all layers; ``resolution`` is the picture's."""
     height, width = context["resolution"]
     window = height // patch[0], width // patch[1]
-    biases = [table(window).to(query.dtype) for table in tables]
+    biases = [table(window).detach().to(query.dtype) for table in tables]
     return query, key, sum(biases[1:], biases[0]) if biases else None
 
 
