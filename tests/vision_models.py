@@ -52,7 +52,7 @@ def classifier(case: str, seed: int = 0, dtype: torch.dtype = torch.float64, **m
     if name in ("CLIP", "Siglip"):
         text = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
         options = {"vision_config": options, "text_config": text | {"vocab_size": 50}}
-    config = getattr(transformers, f"{name}Config")(num_labels=3, **options)
+    config = getattr(transformers, f"{name}Config")(**({"num_labels": 3} | options))
     model = getattr(transformers, f"{name}ForImageClassification{suffix}")(config).to(dtype).eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():

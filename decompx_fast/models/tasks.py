@@ -46,6 +46,9 @@ KINDS = {
     ),
 }
 
+#: The task of models that read pictures.
+PICTURES = "image-classification"
+
 #: What is taken for the task of a model whose class says none: it is what it was asked first.
 DEFAULT = "text-classification"
 

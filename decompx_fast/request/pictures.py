@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -14,9 +14,6 @@ from ..optional import import_optional
 from ..result.failure import OF_AN_INPUT, Failure
 from ..result.picture import Picture
 from .encoding import Encoded
-
-if TYPE_CHECKING:
-    from ..linearize.spec import PictureLimits
 
 #: What models of pictures call their input.
 PIXELS = "pixel_values"
@@ -30,6 +27,30 @@ ACCEPTED = (
 _MODES = ("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "LAB", "HSV")
 
 
+class CutsPictures(Protocol):
+    """How a model cuts pictures into patches: ``(height, width)`` of a patch and of the pictures that it has positions
+    for, how many channels, the names of the positions before the patches, and whether it takes other sizes."""
+
+    @property
+    def patch(self) -> tuple[int, int]: ...
+
+    @property
+    def size(self) -> tuple[int, int]: ...
+
+    @property
+    def channels(self) -> int: ...
+
+    @property
+    def special(self) -> tuple[str, ...]: ...
+
+    @property
+    def resizable(self) -> bool: ...
+
+    def grid(self, height: int, width: int) -> tuple[int, int]:
+        """Rows and columns of patches of a picture."""
+        ...
+
+
 class PictureReader:
     """Turns pictures into :class:`.encoding.Encoded`.
 
@@ -39,7 +60,7 @@ class PictureReader:
         skip: give a :class:`Failure` for a picture that cannot be read, and go on.
     """
 
-    def __init__(self, processor: Any, limits: PictureLimits, *, skip: bool = False) -> None:
+    def __init__(self, processor: Any, limits: CutsPictures, *, skip: bool = False) -> None:
         self.processor = processor
         self.limits = limits
         self.skip = skip

@@ -131,7 +131,9 @@ def picture_sources(sources: Any, encoded: Encoded) -> Sources | None:
     if isinstance(sources, str):
         if sources in SINGLE_UNITS:
             return None
-        raise InputError(f"sources={sources!r} is for texts: use 'patch', (rows, columns) of blocks, or ids [rows, cols]")
+        raise InputError(
+            f"sources={sources!r} is for texts: use 'patch', (rows, columns) of blocks, or ids [rows, cols]"
+        )
     if isinstance(sources, tuple) and len(sources) == 2 and all(isinstance(n, int) for n in sources):
         if not (1 <= sources[0] <= rows and 1 <= sources[1] <= columns):
             raise InputError(f"sources={sources} blocks cannot be made of a grid of {rows} x {columns} patches")

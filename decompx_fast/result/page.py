@@ -235,7 +235,9 @@ def _feet(
     explanation: Explanation, totals: Sequence[Account], numbers: Sequence[Callable[[float], str]]
 ) -> list[tuple[str, list[str]]]:
     """What the columns add up to: the sum of the sources, what is not theirs, and the model's value."""
-    rows: list[tuple[str, list[float]]] = [(f"Sum of {plural(explanation.source_unit)}", [one.sources for one in totals])]
+    rows: list[tuple[str, list[float]]] = [
+        (f"Sum of {plural(explanation.source_unit)}", [one.sources for one in totals])
+    ]
     if explanation.bias_token is not None:
         rows.append(("Bias token", [one.bias_token or 0.0 for one in totals]))
     names = {one.remainder_name for one in totals} - {""}

@@ -97,7 +97,9 @@ def _others(explanation: Explanation, column: int, largest: float) -> list[tuple
     ]
 
 
-def draw(explanation: Explanation, view: View = "overlay", target: Target = None, *, scale: float | None = None) -> Tensor:
+def draw(
+    explanation: Explanation, view: View = "overlay", target: Target = None, *, scale: float | None = None
+) -> Tensor:
     """A view as pixels ``[height, width, 3]`` uint8: green counts for the target, red with a stroke against it.
 
     Args:

@@ -149,7 +149,9 @@ class _Terminal:
         return text
 
     def texts(self) -> list[Text]:
-        """The texts, each source coloured by its score."""
+        """The texts, each source coloured by its score; of a picture its patches, two cells each."""
+        if self.explanation.picture is not None:
+            return [self.patch_row(row) for row in self.explanation.picture.groups.tolist()]
         rows = []
         for pieces in layout_text(self.explanation):
             text = Text(overflow="fold")
@@ -160,6 +162,16 @@ class _Terminal:
                     text.append(" ")
             rows.append(text)
         return rows
+
+    def patch_row(self, sources: list[int]) -> Text:
+        """A row of patches: their sign, on their colour."""
+        text = Text(no_wrap=True)
+        for source in sources:
+            score = self.scores[source]
+            share = strength(score, self.largest)
+            mark = "  " if share < VISIBLE else " +" if score > 0 else " -"
+            text.append(mark, style=piece_style(Piece(mark, (source,)), self.scores, self.largest))
+        return text
 
     def piece_style(self, piece: Piece) -> Style:
         return piece_style(piece, self.scores, self.largest)
