@@ -76,7 +76,8 @@ class DecompX:
     Args:
         model: a Hugging Face model of a supported architecture with a head, whose class says what it is asked; or what
             gives one vector for a text.
-        tokenizer: its tokenizer; may be left out if only token ids and encodings will be given.
+        tokenizer: its tokenizer; may be left out if only token ids and encodings will be given. Of a model that reads
+            pictures its image processor, for all but prepared ``pixel_values``.
         config: the options of the method.
         engine: which engine computes. ``auto`` takes the fastest that can answer.
         dtype: of the decomposition: ``"float64"``, ``"float32"``, ``"bfloat16"`` or a torch dtype. ``None``:
@@ -383,7 +384,9 @@ class DecompX:
 
         Args:
             texts: a text; a pair of texts as a tuple; token ids (special ones included); a list of these; or an
-                encoding with ``input_ids``. Padding in an encoding is dropped before the model is run.
+                encoding with ``input_ids``. Padding in an encoding is dropped before the model is run. For a model that
+                reads pictures: a path, a picture of PIL, uint8 ``[height, width, 3]``, a list of these, or
+                ``{"pixel_values": [b, c, height, width]}``.
             **arguments: as for :meth:`explain_iter`.
 
         Returns:
@@ -440,7 +443,8 @@ class DecompX:
             top_k: at each place, so many of the likeliest labels or tokens.
             max_answer_tokens: of question answering; ``None``: 15.
             ignore_labels: of token classification, the background's; ``None``: ``["O"]``.
-            sources: what a source is: ``"token"``, ``"word"``, ``"sentence"``, or one group id per token.
+            sources: what a source is: ``"token"``, ``"word"``, ``"sentence"``, or one group id per token. Of pictures
+                ``"patch"``, ``(rows, columns)`` of blocks, or group ids ``[rows, cols]``.
             is_split_into_words: each text is a list of its words, as the model was trained on, and a pair is a tuple of
                 two lists; words are then these.
             truncate: cut inputs that are too long for the model, with a warning, instead of refusing them.

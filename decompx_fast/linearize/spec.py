@@ -309,8 +309,9 @@ class ModelSpec:
         layers: what each of them computes.
         head: the steps from what is read to the logits.
         read: the position that the head reads (negative ones count from the end); ``"mean"`` for the mean of all of
-            them; :class:`.terms.Pooled` for means of some of them; ``"each"`` where it is applied to each position by itself, so that there are outputs at all of them;
-            or a function of the model's inputs that gives the position in each of them, ``[b]``.
+            them; :class:`.terms.Pooled` for means of some of them; ``"each"`` where it is applied to each position by
+            itself, so that there are outputs at all of them; or a function of the model's inputs that gives the
+            position in each of them, ``[b]``.
         limits: what inputs the model has embeddings for.
         state_modules: whose outputs are the hidden states after the layers; those of ``layer_modules``, but for a
             layer that something else follows: a final norm is the last layer's ``post_norm``, and its module is here.

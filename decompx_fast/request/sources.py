@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from ..errors import InputError, OptionError, shown
-from ..result.explanation import SourceUnit
 from ..result.failure import OF_AN_INPUT, Failure
 from ..result.tokens import readable_tokens
 from ..result.words import NO_PLACES, TokenGroup, group_by_number, group_by_word, joint_span
@@ -36,7 +35,7 @@ class Sources:
         names: how each is shown.
     """
 
-    unit: SourceUnit
+    unit: Literal["word", "sentence", "group"]
     groups: tuple[TokenGroup, ...]
     names: tuple[str, ...]
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, SupportsIndex, TypeA
 import torch
 
 from ..errors import InputError
-from .display import plural
 from .checks import check_choice, check_lengths, check_picture, check_spans, check_tensors, own_tensors
+from .display import plural
 from .picture import Picture
 from .readings import Answer, Entity, Prediction, read_all_back, read_back
 from .words import Span
@@ -176,8 +176,9 @@ class Explanation:
         else:
             outcome = f"predicted={label} ({float(probabilities.max()):.1%})"
         return (
-            f"Explanation({len(self)} {plural(self.source_unit)}, {outcome}, targets=[{_some([*map(repr, self.targets)])}], "
-            f"engine={self.engine!r}, completeness_error={self.completeness_error:.1e}"
+            f"Explanation({len(self)} {plural(self.source_unit)}, {outcome}, "
+            f"targets=[{_some([*map(repr, self.targets)])}], engine={self.engine!r}, "
+            f"completeness_error={self.completeness_error:.1e}"
             + ("" if self.score_error is None else f", score_error={self.score_error:.1e}")
             + ")"
         )

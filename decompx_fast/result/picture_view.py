@@ -131,9 +131,10 @@ def draw(
         paper, most = picture.pixels.double(), OVER_ALPHA
         if view != "overlay":  # without its colours, so that green and red are the scores'
             paper = (paper @ paper.new_tensor([0.299, 0.587, 0.114])).unsqueeze(-1).expand(-1, -1, 3)
-    paint = torch.where((values > 0).unsqueeze(-1), *(share.new_tensor(rgb) for rgb in (FOR_RGB, AGAINST_RGB)))
-    alpha, paint = (_enlarged(x, picture.patch) for x in (most * share, paint))
-    pixels = _enlarged(paper * (1 - alpha.unsqueeze(-1)) + paint * alpha.unsqueeze(-1), (times, times))
+    positive = (values > 0).unsqueeze(-1)
+    paint = torch.where(positive, share.new_tensor(FOR_RGB), share.new_tensor(AGAINST_RGB))
+    alpha = _enlarged(most * share, picture.patch).unsqueeze(-1)
+    pixels = _enlarged(paper * (1 - alpha) + _enlarged(paint, picture.patch) * alpha, (times, times))
     strokes = _enlarged((values < 0) & (share >= 0.2), (picture.patch[0] * times, picture.patch[1] * times))
     return _struck(pixels, strokes, picture.patch, times).round().to(torch.uint8)
 

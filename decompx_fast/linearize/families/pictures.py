@@ -264,7 +264,7 @@ def siglip(model: Module) -> ModelSpec:
     )
 
 
-FAMILIES = {
+FAMILIES: dict[str, Callable[[Any], ModelSpec]] = {
     "BeitForImageClassification": beit,
     "CLIPForImageClassification": clip,
     "DeiTForImageClassification": deit,
