@@ -41,6 +41,13 @@ def refuse_misspelt_arguments(options: Mapping[str, Any]) -> None:
             raise OptionError(f"unknown option {name!r}: did you mean {near[0]!r}?")
 
 
+def refuse_of_texts(**arguments: bool) -> None:
+    """Refuse what is for texts where a model reads pictures."""
+    for name, value in arguments.items():
+        if value:
+            raise OptionError(f"{name}={value!r} is for texts, and this model reads pictures: leave it out")
+
+
 def check_head(model: nn.Module) -> None:
     """Refuse a model that is not supported, or whose head gives nothing that can be explained by itself.
 

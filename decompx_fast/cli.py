@@ -83,6 +83,9 @@ def cli() -> None:
 @click.argument("texts", nargs=-1, metavar="[TEXT]...")
 @click.option("--model", metavar="PATH", help="A classifier's folder or hub id. [default: the embedded demo model]")
 @click.option(
+    "--image", "images", multiple=True, metavar="FILE", help="A picture, for a --model that reads them; repeatable."
+)
+@click.option(
     "--file",
     "file",
     metavar="FILE",
@@ -120,7 +123,11 @@ def cli() -> None:
 )
 @click.option("--device", metavar="DEVICE", help="Where to compute, such as cuda. [default: cpu]")
 @click.option("--batch-size", type=click.IntRange(min=1), metavar="N", help="Texts computed together. [default: fits]")
-@click.option("--sources", metavar="UNIT", help="What a source is: token, word or sentence. [default: token]")
+@click.option(
+    "--sources",
+    metavar="UNIT",
+    help="What a source is: token, word or sentence; of pictures patch, or ROWSxCOLUMNS of blocks. [default: token]",
+)
 @click.option("--workspace", "workspace_bytes", type=WORKSPACE, metavar="MIB", help="Memory beside the state, in MiB.")
 @click.option(
     "--check", type=click.Choice(CHECKS), help="'thorough' measures how wrong scores are. [default: standard]"
@@ -146,6 +153,7 @@ def explain(
     session: Session,
     texts: tuple[str, ...],
     model: str | None,
+    images: tuple[str, ...],
     file: str | None,
     format_: str | None,
     text_column: str | None,
@@ -172,17 +180,23 @@ def explain(
     is kept however the run ends; the other files are complete, or beside their
     place as .partial.
     """
-    if not texts and file is None:
-        raise click.UsageError("there is nothing to explain: give a TEXT, or --file FILE")
-    from .cli_explain import Outputs, Source, explain_all, places, run
+    if not texts and file is None and not images:
+        raise click.UsageError("there is nothing to explain: give a TEXT, --file FILE or --image FILE")
+    if images and (texts or file is not None or model is None):
+        raise click.UsageError("--image is for a --model that reads pictures, and goes with no texts")
+    from .cli_explain import Outputs, Source, blocks, explain_all, places, run
 
-    source = Source(texts, file, format_, {"text": text_column, "pair": pair_column, "id": id_column})
+    columns = {"text": text_column, "pair": pair_column, "id": id_column}
+    source = Source(texts or images, file, format_, columns, kind="picture" if images else "text")
     source.check()
     outputs, skip = Outputs.named(html, json_, jsonl, details=details), on_error == "skip"
     outputs.check(file)
     total = source.count(skip=skip)
     explainer = _load(model, options.pop("device"), task)
+    source.check_model(explainer)
     wanted = {name: value for name, value in options.items() if value is not None}
+    if "sources" in wanted:
+        wanted["sources"] = blocks(wanted["sources"])
     wanted["at"] = places(at) or None
     wanted["targets"] = [_class(target, explainer.labels) for target in targets] or None
     results = explain_all(explainer, source, skip=skip, words=words, options=wanted, phrase=_in_options)

@@ -56,12 +56,27 @@ class Source:
         file: ``None`` for none, ``"-"`` for standard input.
         format: of the file, where its name does not say it.
         columns: the names of the columns of texts, second texts and ids, as they were given.
+        kind: ``"picture"``: what is on the command line are paths of pictures.
     """
 
     texts: tuple[str, ...]
     file: str | None = None
     format: str | None = None
     columns: Mapping[str, str | None] = field(default_factory=dict)
+    kind: str = "text"
+
+    def check_model(self, explainer: DecompX) -> None:
+        """Refuse pictures for a model of texts, and the other way round.
+
+        Raises:
+            UsageError: says which option to use.
+        """
+        from .models.tasks import PICTURES
+
+        reads = "picture" if explainer.task == PICTURES else "text"
+        if reads != self.kind:
+            way = "give --image FILE" if reads == "picture" else "give a TEXT, or --file FILE"
+            raise click.UsageError(f"the task of this model is {explainer.task}, and it reads {reads}s: {way}")
 
     def check(self) -> None:
         """Refuse what does not fit together, as a wrong use of the command."""
@@ -82,7 +97,8 @@ class Source:
             OptionError: for a column that is not there.
         """
         for number, text in enumerate(self.texts):
-            yield Input(number, f"text {number + 1}", {"input": number}, text)
+            file = {"file": text} if self.kind == "picture" else {}
+            yield Input(number, f"{self.kind} {number + 1}", {"input": number, **file}, text)
         if self.file is None:
             return
         rows = read_rows(self.file, format_of(self.file, self.format))
@@ -136,6 +152,12 @@ def _input(number: int, row: Row, columns: Columns | None) -> Input:
 def _plain(value: Any) -> str | int | None:
     """An id as JSON has it: dates and the like as they are written."""
     return value if value is None or isinstance(value, (str, int)) else str(value)
+
+
+def blocks(written: str) -> str | tuple[int, int]:
+    """What a source is, as it is written on a command line: a unit, or into how many blocks a picture is divided."""
+    found = re.fullmatch(r"(\d+)x(\d+)", written)
+    return written if found is None else (int(found[1]), int(found[2]))
 
 
 def places(written: Sequence[str]) -> list[Any]:

@@ -11,7 +11,15 @@ from torch import nn
 
 from .arguments import Arguments, spelled_out
 from .asking import Asker
-from .checks import check_batch_size, check_dtype, check_head, check_positions, refuse_misspelt_arguments, to_device
+from .checks import (
+    check_batch_size,
+    check_dtype,
+    check_head,
+    check_positions,
+    refuse_misspelt_arguments,
+    refuse_of_texts,
+    to_device,
+)
 from .compiling import outside_compiler
 from .config import LINEAR_BIAS_RULES, DecompXConfig
 from .engines.adjoint.plan import AdjointPlan
@@ -27,6 +35,7 @@ from .models.sentence import unpacked
 from .models.tasks import DEFAULT, task_of_model
 from .request.batching import stream
 from .request.encoding import Reader, with_ids
+from .request.pictures import PictureReader
 from .request.sources import check_unit, with_sources
 from .request.targets import resolve_targets
 from .request.tasks import NAMED_OUTPUTS, check_question, check_task, position_task
@@ -67,7 +76,8 @@ class DecompX:
     Args:
         model: a Hugging Face model of a supported architecture with a head, whose class says what it is asked; or what
             gives one vector for a text.
-        tokenizer: its tokenizer; may be left out if only token ids and encodings will be given.
+        tokenizer: its tokenizer; may be left out if only token ids and encodings will be given. Of a model that reads
+            pictures its image processor, for all but prepared ``pixel_values``.
         config: the options of the method.
         engine: which engine computes. ``auto`` takes the fastest that can answer.
         dtype: of the decomposition: ``"float64"``, ``"float32"``, ``"bfloat16"`` or a torch dtype. ``None``:
@@ -185,7 +195,8 @@ class DecompX:
     @property
     def task(self) -> str:
         """What the model is asked, by the name of its class: ``text-classification``, ``token-classification``,
-        ``question-answering``, ``fill-mask``, ``multiple-choice`` or ``next-sentence-prediction``."""
+        ``question-answering``, ``fill-mask``, ``multiple-choice``, ``next-sentence-prediction`` or
+        ``image-classification``."""
         return task_of_model(unwrap(self.model)) or DEFAULT
 
     def _asker(self, question: Question, outputs: int) -> Asker | None:
@@ -287,15 +298,20 @@ class DecompX:
             asker=asker,
         )
         limits = spec.limits
-        reader = Reader(
-            self.tokenizer,
-            limits.positions,
-            sizes=limits.sizes,
-            truncate=truncate,
-            skip=skip,
-            device=self.device,
-            split=is_split_into_words,
-        )
+        reader: Reader | PictureReader
+        if limits.picture is not None:
+            refuse_of_texts(truncate=truncate, is_split_into_words=is_split_into_words)
+            reader = PictureReader(self.tokenizer, limits.picture, skip=skip)
+        else:
+            reader = Reader(
+                self.tokenizer,
+                limits.positions,
+                sizes=limits.sizes,
+                truncate=truncate,
+                skip=skip,
+                device=self.device,
+                split=is_split_into_words,
+            )
         encoded, single = reader.read(texts)
         if ids is not None:
             encoded = with_ids(encoded, [ids] if single else ids)
@@ -368,7 +384,9 @@ class DecompX:
 
         Args:
             texts: a text; a pair of texts as a tuple; token ids (special ones included); a list of these; or an
-                encoding with ``input_ids``. Padding in an encoding is dropped before the model is run.
+                encoding with ``input_ids``. Padding in an encoding is dropped before the model is run. For a model that
+                reads pictures: a path, a picture of PIL, uint8 ``[height, width, 3]``, a list of these, or
+                ``{"pixel_values": [b, c, height, width]}``.
             **arguments: as for :meth:`explain_iter`.
 
         Returns:
@@ -425,7 +443,8 @@ class DecompX:
             top_k: at each place, so many of the likeliest labels or tokens.
             max_answer_tokens: of question answering; ``None``: 15.
             ignore_labels: of token classification, the background's; ``None``: ``["O"]``.
-            sources: what a source is: ``"token"``, ``"word"``, ``"sentence"``, or one group id per token.
+            sources: what a source is: ``"token"``, ``"word"``, ``"sentence"``, or one group id per token. Of pictures
+                ``"patch"``, ``(rows, columns)`` of blocks, or group ids ``[rows, cols]``.
             is_split_into_words: each text is a list of its words, as the model was trained on, and a pair is a tuple of
                 two lists; words are then these.
             truncate: cut inputs that are too long for the model, with a warning, instead of refusing them.

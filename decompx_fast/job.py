@@ -31,9 +31,10 @@ from .engines.terms import Terms
 from .errors import InputError, OptionError, PrecisionWarning, warn_user
 from .linearize.linearization import HuggingFaceLinearization, linearize, unwrap
 from .linearize.model_run import plain_mode
+from .models.tasks import PICTURES
 from .request.batching import Pair
 from .request.encoding import Encoded
-from .request.sources import Sources
+from .request.sources import SINGLE_UNITS, Sources
 from .request.targets import Targets
 from .request.tasks.columns import Asked
 from .result.explanation import Explanation, Site
@@ -44,6 +45,9 @@ if TYPE_CHECKING:
 
 #: Columns of a model that answers at positions are known when it has run; before, so many are reckoned with.
 COLUMNS_RECKONED = 8
+
+#: Of a picture's classes, where they are more than so many, only so many are explained by themselves: the likeliest.
+MANY_CLASSES, LIKELIEST = 100, 5
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,19 @@ class _Answers:
 
 def _source_fields(encoded: Encoded, sources: Sources | None) -> dict[str, Any]:
     """What an explanation says of its sources: the tokens, or groups of them."""
+    picture = encoded.picture
+    if picture is not None:
+        names = encoded.tokens if sources is None else sources.names
+        special = range(len(encoded) - picture.groups.numel())
+        return {
+            "tokens": names,
+            "token_ids": None,
+            "spans": (None,) * len(names),
+            "texts": (),
+            "special": tuple(k in special for k in range(len(names))),
+            "source_unit": "patch" if sources is None else sources.unit,
+            "picture": picture if sources is None else picture.regrouped(sources.ids),
+        }
     if sources is None:
         return {
             "tokens": encoded.tokens,
@@ -116,7 +133,7 @@ class Job:
             raise OptionError("targets needs head=True: without the head, scores are norms and belong to no class")
         self.explainer = explainer
         self.config = config
-        grouped = not (isinstance(sources, str) and sources == "token")
+        grouped = not (isinstance(sources, str) and sources in SINGLE_UNITS)
         self.engine = choose_engine(engine, config, grouped=grouped, rows=bool(positions), biased=shape.biased)
         self.chooses = engine == "auto" and self.engine == "adjoint"
         self.shape = shape
@@ -126,11 +143,15 @@ class Job:
         self.positions = tuple(positions)
         self.check = check
         self.asker = asker
+        many = targets.is_all and config.head and explainer.task == PICTURES and shape.classes > MANY_CLASSES
+        self.likeliest = LIKELIEST if many else None
 
     @property
     def columns(self) -> int:
         """How many directions the adjoint engine pulls back, as far as that is known before a model has run."""
-        return self.targets.pulled(self.config) if self.asker is None else COLUMNS_RECKONED
+        if self.asker is not None:
+            return COLUMNS_RECKONED
+        return self.likeliest or self.targets.pulled(self.config)
 
     def _asked(self, engine: str) -> DecompXConfig:
         """The options as this engine answers them."""
@@ -206,6 +227,8 @@ class Job:
         device = self.explainer.device
         names = batch[0].inputs.keys()
         inputs = {name: torch.stack([encoded.inputs[name] for encoded in batch]).to(device) for name in names}
+        model_dtype = next(self.explainer.model.parameters()).dtype
+        inputs = {name: x.to(model_dtype) if x.is_floating_point() else x for name, x in inputs.items()}
         constants = self.dtype
         if constants is not None and constants.itemsize < 4:
             constants = torch.float32
@@ -270,6 +293,8 @@ class Job:
         device = linearization.embedding.device
         if asked is not None:
             return terms_of(asked, device)
+        if self.likeliest is not None:
+            return Terms(None, linearization.logits.topk(self.likeliest).indices)
         if self.targets.is_all or not self.config.head:
             return None
         b, classes = linearization.logits.shape
@@ -280,6 +305,9 @@ class Job:
     ) -> list[_Answers]:
         """The model's own values of the columns of each input, and what it says by itself."""
         if asked is None or terms is None:
+            if self.likeliest is not None and terms is not None:
+                rows = zip(linearization.logits.cpu(), terms.outputs.tolist(), strict=True)
+                return [self._some_classes(logits, ids) for logits, ids in rows]
             return [self._classes(logits) for logits in linearization.logits.cpu()]
         values = terms.combine(linearization.values(terms)).cpu()
         found = []
@@ -288,6 +316,11 @@ class Job:
             said = {"entities": one.entities, "answer": one.answer, "predictions": one.predictions}
             found.append(_Answers(names, (None,) * len(names), own, own, names, said))
         return found
+
+    def _some_classes(self, logits: torch.Tensor, ids: list[int]) -> _Answers:
+        """The columns of one input over these classes."""
+        labels = self.explainer.labels
+        return _Answers(tuple(labels[k] for k in ids), tuple(ids), logits[ids], logits, labels)
 
     def _classes(self, logits: torch.Tensor) -> _Answers:
         """The columns of one input over classes; without a head there is one, of norms."""

@@ -10,6 +10,10 @@ from typing import get_type_hints
 import models
 import pytest
 import task_models
+import torch
+import vision_models
+from PIL import Image
+from transformers import ViTImageProcessorPil
 
 from decompx_fast import DecompX
 from decompx_fast.config import STAGES, DecompXConfig, _choices
@@ -25,7 +29,8 @@ def python_blocks() -> list[str]:
 def test_readme_examples_run() -> None:
     matplotlib = pytest.importorskip("matplotlib")
     matplotlib.use("Agg")
-    first, options, tasks = (block for block in python_blocks() if "similarity(" not in block)
+    others = ("similarity(", "looker")
+    first, options, tasks = (block for block in python_blocks() if not any(word in block for word in others))
     first, count = re.subn(r"DecompX\.from_pretrained\(.*?\)", "DecompX.demo()", first)
     assert count == 1
     names: dict = {}  # each example has what it needs from those before it
@@ -50,6 +55,24 @@ def test_readme_example_of_similarity_runs() -> None:
     assert abs(pair.total - pair.value) < 1e-5
     best = pair.words().top(1, special=False)[0]
     assert (best.token_a, best.token_b) == ("cats", "kitten")  # as the README says
+
+
+@pytest.mark.slow
+def test_readme_example_of_pictures_runs(tmp_path, monkeypatch) -> None:
+    (block,) = (block for block in python_blocks() if "looker" in block)
+    block, count = re.subn(r"DecompX\.from_pretrained\(.*?\)", "looker", block)
+    assert count == 1
+    model = vision_models.classifier("vit")
+    model.config.id2label = {0: "cat", 1: "dog", 2: "bird"}
+    processor = ViTImageProcessorPil(size={"height": 16, "width": 16})
+    monkeypatch.chdir(tmp_path)
+    Image.new("RGB", (30, 20), (200, 100, 50)).save("cat.png")
+    names: dict = {"looker": DecompX(model, processor)}
+    exec(block, names)
+    seen = names["seen"]
+    total = seen.patches("cat").sum() + seen.scores[0, 0]  # and the class
+    assert torch.allclose(total, seen.logits[0], rtol=0, atol=1e-10)
+    assert Image.open("scores.png").size[0] >= 448
 
 
 def option_rows() -> dict[str, str]:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..activations import get_activation, linear_piece
 from ..config import DecompXConfig
+from ..errors import OptionError
 from ..linearize.layer import (
     Attention,
     Convolution,
@@ -108,6 +109,11 @@ def attribute(
     if config.head:
         result = _attribute_head(x, head, linearization, config, terms, trace, walk)
     else:
+        if rollout is not None and head.reading.rows is None and len(head.reading.ranges) > 1:
+            raise OptionError(
+                "aggregation='rollout' tells of one row of norms, and the head of this model reads "
+                f"{len(head.reading.ranges)} together: use aggregation='vector'"
+            )
         norms = safe_norm(head.read(x)) if rollout is None else head.read(rollout)  # [b, r, k]
         result = Attribution(head.reading.pick_rows(norms.transpose(1, 2)), None, gap, trace.stages)
     return finite(replace(result, expected_error=conditioning.estimate), dtype)

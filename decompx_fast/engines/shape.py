@@ -56,7 +56,7 @@ class ModelShape:
         normed_branches: whether a norm follows an attention before the residual.
         starts_with_attention: whether the first operation is an attention.
         foldable: whether all layers have the form of the operator path, rules aside.
-        reads_all: whether the head reads the mean of all positions.
+        reads_all: whether the head reads a mean of positions.
         least_kv_heads: of the attention that has the fewest; 0 where all have as many.
         narrow: the size of the narrower state that layers work on; 0 without one.
         taps: how many tokens a convolution of the embedding reads at a position; 0 without one.
@@ -114,7 +114,7 @@ class ModelShape:
             columns: how many columns will be asked for; ``None``: all outputs.
         """
         columns = spec.classes if columns is None else columns
-        shape = _read(spec.layers, len(spec.layers), spec.width, columns, spec.read == "mean")
+        shape = _read(spec.layers, len(spec.layers), spec.width, columns, spec.reads_all)
         outputs = spec.classes if spec.classes > spec.width else 0
         return replace(shape, rows=rows, outputs=outputs, biased=spec.has_bias)
 

@@ -52,7 +52,7 @@ from .spec import (
     SublayerSpec,
     choice_name,
 )
-from .terms import MEAN_OUTPUT, Reading, Terms, arrange
+from .terms import MEAN_OUTPUT, Pooled, Reading, Terms, arrange
 
 
 class Steps:
@@ -137,8 +137,8 @@ def restore_layer(spec: LayerSpec, layer: LinearizedLayer, context: Context = NO
 
 
 #: What a head reads by itself: a position (negative ones count from the end), one for each item of the batch ``[b]``,
-#: the mean of all, or nothing: then each position by itself, and terms say which.
-Read = int | Tensor | Literal["mean", "each"]
+#: the mean of all or means of some, or nothing: then each position by itself, and terms say which.
+Read = int | Tensor | Literal["mean", "each"] | Pooled
 
 
 def linearize_head(steps: Sequence[HeadStepSpec], read: Read, x: Tensor, terms: Terms | None = None) -> Head:
@@ -177,7 +177,7 @@ def read_terms(steps: Sequence[HeadStepSpec], read: Read, x: Tensor, terms: Term
     if isinstance(read, Tensor):
         own = read.to(x.device).unsqueeze(1)
     else:
-        own = None if isinstance(read, str) else torch.full((b, 1), read % n, device=x.device)
+        own = None if isinstance(read, (str, Pooled)) else torch.full((b, 1), read % n, device=x.device)
     maps = [step.map for step in steps if step.map is not None]
     count = maps[-1].weight.shape[1] if maps else d
     if terms is not None:
@@ -187,7 +187,8 @@ def read_terms(steps: Sequence[HeadStepSpec], read: Read, x: Tensor, terms: Term
                 f"outputs holds {MEAN_OUTPUT}, the mean over all outputs, but this head ends with an activation: name "
                 "outputs themselves"
             )
-    return arrange(terms, own, n, count)
+    reading = arrange(terms, own, n, count)
+    return replace(reading, ranges=read.ranges) if isinstance(read, Pooled) else reading
 
 
 def _is_narrow(step: HeadStepSpec, reading: Reading) -> bool:

@@ -112,7 +112,9 @@ class Head:
     def positions(self) -> tuple[int, ...]:
         """The positions that are read of any item of the batch, in their order."""
         rows = self.reading.rows
-        return tuple(range(self.n)) if rows is None else tuple(sorted(set(rows.flatten().tolist())))
+        if rows is None:
+            return tuple(sorted({i for start, stop in self.reading.spans(self.n) for i in range(start, stop)}))
+        return tuple(sorted(set(rows.flatten().tolist())))
 
     @property
     def position(self) -> int:
@@ -130,16 +132,20 @@ class Head:
             )
         return self.positions[0]
 
-    def read(self, x: Tensor, held: Sequence[int] | None = None) -> Tensor:
+    def read(self, x: Tensor, held: Sequence[int] | None = None, dtype: torch.dtype | None = None) -> Tensor:
         """What it reads of the states ``x`` ``[b, i, ...]``: ``[b, r, ...]``.
 
         Args:
             held: the positions that ``x`` has, the head's own first; ``None``: all.
+            dtype: of means.
         """
         rows = self.reading.rows
         if rows is None:
-            x = x if held is None else x[:, : len(self.positions)]
-            return x.mean(1, keepdim=True)
+            parts = []
+            for start, stop in self.reading.spans(self.n):
+                first = start if held is None else self.positions.index(start)
+                parts.append(x[:, first : first + stop - start].mean(1, keepdim=True, dtype=dtype))
+            return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
         if len(self.positions) == 1 and rows.shape[1] == 1:
             at = 0 if held is not None else self.positions[0]
             return x[:, at : at + 1]

@@ -134,7 +134,7 @@ class Recomputed:
         self.contexts = contexts
         self.embedding = embedding
         self.num_layers = len(spec.layers)
-        self.reads_all = spec.read == "mean"
+        self.reads_all = spec.reads_all
 
     @property
     def logits(self) -> Tensor:

@@ -84,13 +84,14 @@ class _Recorded(Steps):
     def multiply(self, map_: Affine, x: Tensor) -> Tensor:
         if map_.module is None:  # no module gives its output
             return super().multiply(map_, x)
+        gain, map_ = map_.gain, replace(map_, gain=None)  # what the module gives is looked at without it
         y, weight = self._output(map_, x.shape[:-1]), map_.weight
         if x.shape[-1] != weight.shape[0] or y.shape[-1] != weight.shape[1:].numel():
             raise NotRecorded
         if not x.dtype == y.dtype == weight.dtype or not x.device == y.device == weight.device:
             raise NotRecorded
         self.sketches.append(product_sketches(map_, x, y))
-        return y
+        return y if gain is None else y * gain
 
     def _output(self, map_: Affine, shape: torch.Size) -> Tensor:
         """What the map's module gave in its one call on states of this shape (DeBERTa's also sees distances), be it
@@ -265,6 +266,7 @@ def _weights(layer: LayerSpec) -> Iterator[Tensor]:
     norms = [norm for norm in every if isinstance(norm, NormSpec)]
     sinks = [op.sink for part in layer for op in part.ops if isinstance(op, AttentionSpec)]
     found: list[tuple[Tensor | None, Tensor | None]] = [(map_.weight, map_.bias) for map_ in _maps(layer)]
+    found += [(map_.gain, None) for map_ in _maps(layer)]
     found += [(norm.weight, norm.bias) for norm in norms]
     found += [(op.weight, op.bias) for part in layer for op in part.ops if isinstance(op, ConvolutionSpec)]
     yield from (tensor for tensor in (*sinks, *chain.from_iterable(found)) if tensor is not None)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from ..errors import UnsupportedModelError
 from .narrow import Way
 from .probing import NotAffine, probe, stand_in, stored_map
+from .terms import Pooled
 
 QUANTIZED_WORDS = (
     "quant",
@@ -44,6 +45,8 @@ class Affine:
         module: what the map was read from, if anything: whoever runs the model can listen there for its output.
         columns: which of the module's outputs are this map's, where several maps are stored as one (:meth:`columns_of`,
             :meth:`part`); of each of so many ``groups`` of them.
+        gain: ``[d_out]``, what the model multiplies the module's output by (layer scale): the map is then
+            ``(x W + b) * gain``, a diagonal that is folded in when the layer is computed. Or ``None``.
     """
 
     weight: Tensor
@@ -51,11 +54,16 @@ class Affine:
     module: nn.Module | None = field(default=None, repr=False, compare=False)
     columns: slice = field(default_factory=lambda: slice(None), repr=False, compare=False)
     groups: int = field(default=1, repr=False, compare=False)
+    gain: Tensor | None = None
 
     def to(self, dtype: torch.dtype) -> Affine:
-        """The same map in another dtype; the very same tensors where the dtype is already right."""
-        bias = None if self.bias is None else self.bias.to(dtype)
-        return replace(self, weight=self.weight.to(dtype), bias=bias)
+        """The same map in another dtype; the very same tensors where the dtype is already right. A gain is multiplied
+        into it, so that what is given has none."""
+        weight, bias = self.weight.to(dtype), None if self.bias is None else self.bias.to(dtype)
+        if self.gain is not None:
+            gain = self.gain.to(dtype)
+            weight, bias = weight * gain, None if bias is None else bias * gain
+        return replace(self, weight=weight, bias=bias, gain=None)
 
     @property
     def matrix(self) -> Tensor:
@@ -91,12 +99,14 @@ class Affine:
     def of_output(self, y: Tensor) -> Tensor:
         """This map's part of what its module gave, ``[..., d_out]``."""
         if self.groups == 1:
-            return y[..., self.columns]
+            y = y[..., self.columns]
+            return y if self.gain is None else y * self.gain
         return y.unflatten(-1, (self.groups, -1))[..., self.columns].flatten(-2)
 
     def __call__(self, x: Tensor) -> Tensor:
         vector = self.vector
-        return x @ self.matrix if vector is None else x @ self.matrix + vector
+        y = x @ self.matrix if vector is None else x @ self.matrix + vector
+        return y if self.gain is None else y * self.gain
 
 
 @dataclass(frozen=True)
@@ -291,16 +301,42 @@ class HeadStepSpec:
 
 
 @dataclass(frozen=True)
+class PictureLimits:
+    """How a model cuts pictures into patches.
+
+    Attributes:
+        patch: ``(height, width)`` of a patch, in pixels.
+        size: ``(height, width)`` of the pictures that it has position embeddings for.
+        channels: how many a picture has.
+        special: the names of the positions before those of the patches: classes, registers.
+        resizable: whether it makes position embeddings for pictures of other sizes, by interpolation.
+    """
+
+    patch: tuple[int, int]
+    size: tuple[int, int]
+    channels: int
+    special: tuple[str, ...]
+    resizable: bool
+
+    def grid(self, height: int, width: int) -> tuple[int, int]:
+        """The rows and columns of the patches of a picture: what is left over at its right and its bottom is not
+        seen."""
+        return height // self.patch[0], width // self.patch[1]
+
+
+@dataclass(frozen=True)
 class InputLimits:
     """What inputs a model has embeddings for.
 
     Attributes:
         positions: how many tokens it takes.
         sizes: of each input, the first number that is too large: ``{"input_ids": 30522, "token_type_ids": 2}``.
+        picture: what pictures it takes; ``None``: it reads texts.
     """
 
     positions: int | None
     sizes: Mapping[str, int]
+    picture: PictureLimits | None = None
 
 
 @dataclass(frozen=True)
@@ -313,8 +349,9 @@ class ModelSpec:
         layers: what each of them computes.
         head: the steps from what is read to the logits.
         read: the position that the head reads (negative ones count from the end); ``"mean"`` for the mean of all of
-            them; ``"each"`` where it is applied to each position by itself, so that there are outputs at all of them;
-            or a function of the model's inputs that gives the position in each of them, ``[b]``.
+            them; :class:`.terms.Pooled` for means of some of them; ``"each"`` where it is applied to each position by
+            itself, so that there are outputs at all of them; or a function of the model's inputs that gives the
+            position in each of them, ``[b]``.
         limits: what inputs the model has embeddings for.
         state_modules: whose outputs are the hidden states after the layers; those of ``layer_modules``, but for a
             layer that something else follows: a final norm is the last layer's ``post_norm``, and its module is here.
@@ -327,7 +364,7 @@ class ModelSpec:
         pads: whether the model adds padding at the end that no position attends, so that its states are longer than
             its inputs: then that is cut off.
         backbone: what is run where the head is not; ``None``: the model.
-        given: what the model's ``forward`` would hand to the backbone besides its own inputs, computed from these.
+        given: what the model, or the backbone, is called with besides these inputs, computed from them.
         outputs_of: gives the outputs ``[r, C]`` of the states ``[r, d]`` by the head modules of the model that it is
             given. ``None``: the model is run with its head, and gives logits ``[b, C]``.
     """
@@ -335,7 +372,7 @@ class ModelSpec:
     layer_modules: tuple[nn.Module, ...]
     layers: tuple[LayerSpec, ...]
     head: tuple[HeadStepSpec, ...]
-    read: int | Literal["mean", "each"] | Callable[[Mapping[str, Tensor]], Tensor]
+    read: int | Literal["mean", "each"] | Pooled | Callable[[Mapping[str, Tensor]], Tensor]
     limits: InputLimits
     state_modules: tuple[nn.Module, ...] = ()
     in_float32: bool = False
@@ -343,7 +380,7 @@ class ModelSpec:
     in_place: bool = False
     pads: bool = False
     backbone: nn.Module | None = None
-    given: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] | None = None
+    given: Callable[[Mapping[str, Tensor]], Mapping[str, Any]] | None = None
     outputs_of: Callable[[nn.Module, Tensor], Tensor] | None = None
 
     def __post_init__(self) -> None:
@@ -352,6 +389,11 @@ class ModelSpec:
             raise ValueError("read='each' needs outputs_of: no head is run on all positions")
         for index, layer in enumerate(self.layers):
             _check_convolutions(layer, index)
+
+    @property
+    def reads_all(self) -> bool:
+        """Whether the head reads a mean of positions."""
+        return self.read == "mean" or isinstance(self.read, Pooled)
 
     @property
     def width(self) -> int:

@@ -14,6 +14,17 @@ MEAN_OUTPUT = -1
 
 
 @dataclass(frozen=True)
+class Pooled:
+    """What a head reads that pools positions: means of ranges of them, put one after the other to one long row.
+
+    Attributes:
+        ranges: ``(start, stop)`` of each; ``None``: to the end.
+    """
+
+    ranges: tuple[tuple[int, int | None], ...]
+
+
+@dataclass(frozen=True)
 class Terms:
     """Numbers that a model gives for a batch, each an output at a position, and weighted sums of them.
 
@@ -93,15 +104,21 @@ class Reading:
     """Terms sorted by the rows that they are read from: every row of every item with as many outputs.
 
     Attributes:
-        rows: ``[b, r]`` int64, the positions that the head is applied to, each by itself; ``None``: one row, the mean
-            of all positions.
+        rows: ``[b, r]`` int64, the positions that the head is applied to, each by itself; ``None``: one row, the means
+            of ``ranges`` of positions one after the other.
         outputs: ``[b, r, q]`` int64, the outputs wanted of each row; ``None``: all of them, in their order.
         slots: ``[b, t]`` int64, where in ``r q`` each term is; ``None``: the terms are ``r q`` themselves.
+        ranges: as :class:`Pooled` has them; by default the mean of all positions.
     """
 
     rows: Tensor | None
     outputs: Tensor | None = None
     slots: Tensor | None = None
+    ranges: tuple[tuple[int, int | None], ...] = ((0, None),)
+
+    def spans(self, n: int) -> list[tuple[int, int]]:
+        """The ranges of ``n`` positions, each with its end."""
+        return [(start, n if stop is None else stop) for start, stop in self.ranges]
 
     def pick(self, table: Tensor) -> Tensor:
         """The terms: ``[b, r, q]`` to ``[b, t]``, ``[b, r, k, q]`` to ``[b, k, t]``."""

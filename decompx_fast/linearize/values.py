@@ -11,7 +11,7 @@ from ..errors import InputError, NumericalError
 from .evaluate import Read
 from .model_run import ModelRun, plain_mode, undisturbed
 from .spec import ModelSpec
-from .terms import Reading
+from .terms import Pooled, Reading
 
 #: Outputs of so many bytes are in memory at once: a vocabulary's at a few positions.
 OUTPUT_BYTES = 64 << 20
@@ -98,6 +98,8 @@ def _read_row(state: Tensor, read: Read) -> Tensor:
     """What a head reads by itself of the states ``[b, i, d]``: ``[b, d]``."""
     if isinstance(read, Tensor):
         return state[torch.arange(len(state), device=state.device), read.to(state.device)]
+    if isinstance(read, Pooled):
+        raise ValueError("a head that reads means of ranges is run with the model, not by itself")
     return state.mean(1) if isinstance(read, str) else state[:, read]
 
 

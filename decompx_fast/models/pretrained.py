@@ -14,7 +14,7 @@ from torch import nn
 from ..errors import ModelLoadError, UnsupportedModelError, warn_user
 from ..linearize.linearization import find_family, refuse_prompts
 from ..optional import import_optional
-from .tasks import DEFAULT, KINDS, task_of_architectures, task_of_model
+from .tasks import DEFAULT, KINDS, PICTURES, task_of_architectures, task_of_model
 
 #: What peft writes in place of config.json.
 ADAPTER_CONFIG = "adapter_config.json"
@@ -64,7 +64,8 @@ def load_pretrained(
             model, info = _load_model(name, task)
             _check_weights(name, info, model, task)
             model, places = _widened(model, half=half), [name]
-        tokenizer = _load_tokenizer(places)
+        pictures = task_of_model(model) == PICTURES
+        tokenizer = _load_processor(places) if pictures else _load_tokenizer(places)
     return model.eval(), tokenizer
 
 
@@ -104,6 +105,22 @@ def _saved_task(name: str) -> str:
 def _widened(model: nn.Module, *, half: bool) -> nn.Module:
     narrow = next(model.parameters()).dtype in (torch.float16, torch.bfloat16)
     return model.float() if narrow and not half else model
+
+
+def _load_processor(places: Sequence[str]) -> Any:
+    """The image processor, from the first of these places that has one."""
+    from transformers import AutoImageProcessor
+
+    errors = []
+    for place in places:
+        try:
+            return AutoImageProcessor.from_pretrained(place, trust_remote_code=False)
+        except Exception as error:
+            errors.append(error)
+    raise ModelLoadError(
+        f"the model {places[0]!r} was loaded, but not its image processor ({_first_line(errors[0])}): save it in the "
+        "same folder (it may need the package pillow), or load both yourself and use DecompX(model, processor)"
+    ) from errors[0]
 
 
 def _load_tokenizer(places: Sequence[str]) -> Any:

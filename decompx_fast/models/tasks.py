@@ -36,10 +36,18 @@ KINDS = {
     ),
     "fill-mask": Kind(("ForMaskedLM", "WithLMHeadModel"), "AutoModelForMaskedLM", "masked language modelling"),
     "multiple-choice": Kind(("ForMultipleChoice",), "AutoModelForMultipleChoice", "multiple choice"),
+    "image-classification": Kind(
+        ("ForImageClassification", "ForImageClassificationWithTeacher"),
+        "AutoModelForImageClassification",
+        "image classification",
+    ),
     "next-sentence-prediction": Kind(
         ("ForNextSentencePrediction",), "AutoModelForNextSentencePrediction", "next-sentence prediction"
     ),
 }
+
+#: The task of models that read pictures.
+PICTURES = "image-classification"
 
 #: What is taken for the task of a model whose class says none: it is what it was asked first.
 DEFAULT = "text-classification"

@@ -92,7 +92,8 @@ def _batches(pairs: Mapping[int, Pair], batch_size: int | None, bytes_of: Callab
     alike: dict[tuple, list[int]] = {}
     for n, (encoded, sources) in pairs.items():
         count = len(encoded) if sources is None else len(sources)
-        alike.setdefault((len(encoded), count, tuple(encoded.inputs)), []).append(n)
+        parts = tuple((name, tuple(value.shape)) for name, value in encoded.inputs.items())
+        alike.setdefault((len(encoded), count, parts), []).append(n)
     for members in alike.values():
         size = batch_size or max(1, BATCH_BYTES // max(bytes_of(pairs[members[0]]), 1))
         for start in range(0, len(members), size):

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..errors import InputError, shown
 from ..result.failure import OF_AN_INPUT, Failure
+from ..result.picture import Picture
 from ..result.tokens import BLANK
 from ..result.words import Span
 from .alignment import align
@@ -45,7 +46,8 @@ class Encoded:
     """One input as the model takes it, without padding.
 
     Attributes:
-        inputs: ``[i]`` int64 each (boxes ``[i, 4]``), on the CPU; ``input_ids`` among them.
+        inputs: ``[i]`` int64 each (boxes ``[i, 4]``), on the CPU; ``input_ids`` among them. Of a picture
+            ``pixel_values`` ``[c, height, width]``.
         tokens: how the tokenizer writes them.
         spans: ``(segment, start, end)`` into ``texts``, or ``None``.
         special: whether the tokenizer added the token.
@@ -53,6 +55,7 @@ class Encoded:
             spaces.
         words: for each token, the number of its word among those that were split before, or that the tokenizer tells
             of an encoding; ``None`` for a special token. ``None``: words are found in the text.
+        picture: what a model of pictures sees; ``None`` for a text.
         number: which input of the call it is, from 0.
         about: what its explanation says of it besides: how long it was before it was cut, how much was unknown.
     """
@@ -65,6 +68,7 @@ class Encoded:
     number: int = 0
     about: Mapping[str, Any] = field(default_factory=dict)
     words: tuple[int | None, ...] | None = None
+    picture: Picture | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)

@@ -5,19 +5,21 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from ..errors import InputError, OptionError, shown
-from ..result.explanation import SourceUnit
 from ..result.failure import OF_AN_INPUT, Failure
 from ..result.tokens import readable_tokens
 from ..result.words import NO_PLACES, TokenGroup, group_by_number, group_by_word, joint_span
 from .encoding import Encoded
 
-UNITS = ("token", "word", "sentence")
+UNITS = ("token", "word", "sentence", "patch")
+
+#: Units of which each position is one.
+SINGLE_UNITS = ("token", "patch")
 
 #: The end of a sentence: closing punctuation, what may follow it, and white space; or CJK punctuation; or a new line.
 _SENTENCE_END = re.compile(r"""[.!?…]+["'”’)\]]*(?=\s)|[。！？]+["'”’」』）]*|\n+""")
@@ -33,7 +35,7 @@ class Sources:
         names: how each is shown.
     """
 
-    unit: SourceUnit
+    unit: Literal["word", "sentence", "group"]
     groups: tuple[TokenGroup, ...]
     names: tuple[str, ...]
 
@@ -66,10 +68,14 @@ def resolve_sources(sources: Any, encoded: Encoded) -> Sources | None:
     Raises:
         InputError: for an unknown unit, for ids that do not fit the tokens, or if the text is not known.
     """
+    if encoded.picture is not None:
+        return picture_sources(sources, encoded)
     if isinstance(sources, str):
         check_unit(sources)
         if sources == "token":
             return None
+        if sources == "patch":
+            raise InputError("sources='patch' is for models of pictures: use 'token', 'word' or 'sentence'")
         if not encoded.texts:
             raise InputError(
                 f"sources={sources!r} needs to know where each token lies in the text: give texts, or give group ids "
@@ -106,6 +112,52 @@ def with_sources(
                 raise
             found = Failure.of(one.number, error)
         yield found
+
+
+def picture_sources(sources: Any, encoded: Encoded) -> Sources | None:
+    """The sources of a picture: each patch, blocks of patches, or groups by ids. What is no patch stays alone.
+
+    Args:
+        sources: ``"patch"`` (or ``"token"``, which is the same); ``(rows, columns)``, into how many blocks the picture
+            is divided; or ids ``[rows, cols]``, one for each patch, in any numbering.
+        encoded: the picture.
+
+    Raises:
+        InputError: for what is none of these, or does not fit the grid.
+    """
+    assert encoded.picture is not None
+    rows, columns = encoded.picture.grid
+    if isinstance(sources, str):
+        if sources in SINGLE_UNITS:
+            return None
+        raise InputError(
+            f"sources={sources!r} is for texts: use 'patch', (rows, columns) of blocks, or ids [rows, cols]"
+        )
+    if isinstance(sources, tuple) and len(sources) == 2 and all(isinstance(n, int) for n in sources):
+        if not (1 <= sources[0] <= rows and 1 <= sources[1] <= columns):
+            raise InputError(f"sources={sources} blocks cannot be made of a grid of {rows} x {columns} patches")
+        down, across = (torch.arange(n) * k // n for n, k in zip((rows, columns), sources, strict=True))
+        ids = down[:, None] * sources[1] + across
+        names = [f"block {r},{c}" for r in range(sources[0]) for c in range(sources[1])]
+    else:
+        try:
+            ids = torch.as_tensor(sources)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise InputError(f"sources must be a unit, a pair of numbers or ids [rows, cols] ({error})") from error
+        if tuple(ids.shape) != (rows, columns) or ids.is_floating_point() or ids.is_complex():
+            raise InputError(
+                f"sources is {ids.dtype} {list(ids.shape)}: give one whole number for each patch of the grid, "
+                f"[{rows}, {columns}]"
+            )
+        kinds, ids = ids.to(torch.int64).unique(return_inverse=True)
+        names = [f"group {kind}" for kind in kinds.tolist()]
+    count = len(encoded) - rows * columns
+    flat = ids.flatten().tolist()
+    members: list[list[int]] = [[] for _ in names]
+    for patch, group in enumerate(flat):
+        members[group].append(count + patch)
+    groups = (*(TokenGroup((n,), None) for n in range(count)), *(TokenGroup(tuple(m), None) for m in members))
+    return Sources("group", groups, (*encoded.tokens[:count], *names))
 
 
 def _from_ids(ids: Any, encoded: Encoded) -> Sources:

@@ -13,6 +13,7 @@ from .words import Span
 
 if TYPE_CHECKING:
     from .explanation import Explanation
+    from .picture import Picture
 
 
 def check_choice(name: str, value: object, allowed: Sequence[str]) -> None:
@@ -96,6 +97,14 @@ def check_lengths(explanation: Explanation) -> None:
     for index in explanation.target_ids:
         if index is not None and not 0 <= index < len(explanation.labels):
             raise InputError(f"target_ids must be None or from 0 to {len(explanation.labels) - 1}, got {index}.")
+
+
+def check_picture(picture: Picture | None, sources: int) -> None:
+    """Raise an InputError for patches that belong to no source."""
+    if picture is not None:
+        low, high = (int(x) for x in picture.groups.aminmax())
+        if low < 0 or high >= sources:
+            raise InputError(f"picture.groups must be sources from 0 to {sources - 1}, got {low} to {high}.")
 
 
 def check_spans(spans: Sequence[Span | None], texts: Sequence[str]) -> None:

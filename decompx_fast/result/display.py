@@ -174,6 +174,11 @@ def strength(value: float, largest: float) -> float:
     return min(1.0, abs(value) / largest)
 
 
+def plural(unit: str) -> str:
+    """Several of a unit."""
+    return f"{unit}es" if unit.endswith("ch") else f"{unit}s"
+
+
 def largest_magnitude(values: Iterable[float]) -> float:
     """The largest finite ``|value|``; 0 if there is none."""
     return max((abs(value) for value in values if math.isfinite(value)), default=0.0)

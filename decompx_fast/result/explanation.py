@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, SupportsIndex, TypeA
 import torch
 
 from ..errors import InputError
-from .checks import check_choice, check_lengths, check_spans, check_tensors, own_tensors
+from .checks import check_choice, check_lengths, check_picture, check_spans, check_tensors, own_tensors
+from .display import plural
+from .picture import Picture
 from .readings import Answer, Entity, Prediction, read_all_back, read_back
 from .words import Span
 
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 ProblemType = Literal["single_label", "multi_label", "regression", "positions"]
-SourceUnit = Literal["token", "word", "sentence", "group"]
+SourceUnit = Literal["token", "word", "sentence", "group", "patch"]
 EngineName = Literal["reference", "forward", "adjoint"]
 
 #: A target as users name it: a name, the index of a class, or None for the predicted class.
@@ -81,7 +83,7 @@ class Explanation:
         options: the options that made it; plain JSON values.
         engine: ``reference``, ``forward`` or ``adjoint``.
         time_s: seconds it took.
-        source_unit: what a source is: ``token``, ``word``, ``sentence`` or ``group``.
+        source_unit: what a source is: ``token``, ``word``, ``sentence``, ``group`` or ``patch``.
         stages: intermediate results by name, as ``"attention.0"``.
         bias_sites: what the biases of each place add, where the engine tells; see :meth:`sites`.
         component_shares: what each component carries, where the engine tells; see :meth:`components`.
@@ -94,6 +96,7 @@ class Explanation:
         answer: what question answering found.
         predictions: what the model gives at each place that was read: the label of each word, or what fits at a mask.
         word_ids: of words that were split before, the number of each token's; None for special tokens.
+        picture: what a classifier of pictures saw, and which source each patch belongs to; None for texts.
 
     Raises:
         InputError: if shapes, lengths, dtypes or spans do not fit together.
@@ -127,6 +130,7 @@ class Explanation:
     answer: Answer | None = None
     predictions: tuple[Prediction, ...] | None = None
     word_ids: tuple[int | None, ...] | None = None
+    picture: Picture | None = None
 
     def __post_init__(self) -> None:
         for name in ("tokens", "texts", "special", "targets", "target_ids", "labels"):
@@ -155,6 +159,7 @@ class Explanation:
         own_tensors(self)
         check_lengths(self)
         check_spans(self.spans, self.texts)
+        check_picture(self.picture, len(self.tokens))
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -171,8 +176,9 @@ class Explanation:
         else:
             outcome = f"predicted={label} ({float(probabilities.max()):.1%})"
         return (
-            f"Explanation({len(self)} {self.source_unit}s, {outcome}, targets=[{_some([*map(repr, self.targets)])}], "
-            f"engine={self.engine!r}, completeness_error={self.completeness_error:.1e}"
+            f"Explanation({len(self)} {plural(self.source_unit)}, {outcome}, "
+            f"targets=[{_some([*map(repr, self.targets)])}], engine={self.engine!r}, "
+            f"completeness_error={self.completeness_error:.1e}"
             + ("" if self.score_error is None else f", score_error={self.score_error:.1e}")
             + ")"
         )
@@ -294,6 +300,22 @@ class Explanation:
             f"target {target!r} was not explained; explained were: {exists}. Use one of these names or class "
             f"indices, or ask for this target when explaining the text."
         )
+
+    def patches(self, target: Target = None) -> torch.Tensor:
+        """The signed scores of a picture's patches, ``[rows, cols]``, from its top left.
+
+        A source of several patches has its score in equal parts on them, so the sum is that of the sources that are no
+        class and no register.
+
+        Args:
+            target: as for :meth:`column`.
+
+        Raises:
+            InputError: if a text was explained.
+        """
+        if self.picture is None:
+            raise InputError("patches() is for pictures, and this explains a text: use words() or scores.")
+        return self.picture.spread(self.scores[:, self.column(target)])
 
     def words(self) -> Explanation:
         """Merge the tokens of each word, found by characters of the text; scores add.
@@ -426,6 +448,28 @@ class Explanation:
         from .render import render_fragment, render_page
 
         return render_page([self], target=target) if full else render_fragment(self, target)
+
+    def to_png(
+        self,
+        view: Literal["overlay", "heatmap", "for", "against"] = "overlay",
+        *,
+        target: Target = None,
+        scale: float | None = None,
+    ) -> bytes:
+        """The picture that the model saw and the scores of its patches, as a PNG file.
+
+        Args:
+            view: ``overlay``: scores over the picture; ``heatmap``: scores alone; ``for`` and ``against``: only those.
+            target: as for :meth:`column`.
+            scale: the ``|score|`` that has the full colour; None: the largest of a patch.
+
+        Raises:
+            InputError: if a text was explained, or for another view.
+        """
+        from .picture_view import draw
+        from .png import encode
+
+        return encode(draw(self, view, target, scale=scale))
 
     def plot(self, ax: Axes | None = None, *, target: Target = None, top: int | None = 40) -> Axes:
         """Draw the scores as horizontal bars with matplotlib; the bars add up to the model's value.

@@ -31,13 +31,13 @@ FORMAT = "decompx_fast.result.explanation"
 FORMAT_VERSION = 1
 
 _TENSORS = ("scores", "target_logits", "logits", "bias_token")
-_SEPARATE = ("stages", "bias_sites", "component_shares")  # fields that hold tensors inside
+_SEPARATE = ("stages", "bias_sites", "component_shares", "picture")  # fields that hold tensors inside
 
 #: What models give that answer at positions: written where it is there.
 READINGS = ("entities", "answer", "predictions")
 
 #: Fields that are left out where they are as they are by default.
-UNLESS_SET = (*READINGS, "task", "word_ids")
+UNLESS_SET = (*READINGS, "task", "word_ids", "picture")
 
 
 def to_dict(explanation: Explanation, *, details: bool = False) -> dict[str, Any]:
@@ -60,6 +60,8 @@ def to_dict(explanation: Explanation, *, details: bool = False) -> dict[str, Any
     data["predicted"] = list(predicted) if isinstance(predicted, tuple) else predicted
     data["predicted_label"] = list(label) if isinstance(label, tuple) else label
     data["stages"] = {name: list(value.shape) for name, value in explanation.stages.items()}
+    if explanation.picture is not None:
+        data["picture"] = explanation.picture.to_dict()
     if details:
         data["bias_sites"] = explanation.bias_sites and [
             {"layer": site.layer, "place": site.place, "value": site.value.tolist()} for site in explanation.bias_sites
@@ -109,6 +111,11 @@ def save_explanation(explanation: Explanation, path: str | os.PathLike[str]) -> 
     tensors |= {f"stage/{name}": value for name, value in explanation.stages.items()}
     data = _plain_fields(explanation)
     tensors |= {f"component/{name}": value for name, value in explanation.component_shares.items()}
+    if explanation.picture is not None:
+        data["picture"] = list(explanation.picture.patch)
+        tensors["picture/groups"] = explanation.picture.groups
+        if explanation.picture.pixels is not None:
+            tensors["picture/pixels"] = explanation.picture.pixels
     if explanation.bias_sites is not None:
         data["bias_sites"] = [[site.layer, site.place] for site in explanation.bias_sites]
         tensors |= {f"site/{i}": site.value for i, site in enumerate(explanation.bias_sites)}
@@ -294,10 +301,14 @@ def _check_header(name: str, header: dict[str, str], format_: str, newest: int, 
 
 def _from_parts(data: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Explanation:
     from .explanation import Explanation, Site
+    from .picture import Picture
 
     sites = data.pop("bias_sites", None)
     if sites is not None:
         sites = tuple(Site(layer, place, tensors[f"site/{i}"]) for i, (layer, place) in enumerate(sites))
+    patch = data.pop("picture", None)
+    if patch is not None:
+        data["picture"] = Picture(tensors["picture/groups"], tuple(patch), tensors.get("picture/pixels"))
     own: dict[str, Any] = {name: tensors[name] for name in _TENSORS if name != "bias_token"}
     return Explanation(
         **data,

@@ -20,12 +20,14 @@ from .display import (
     colour_scale,
     layout_text,
     outcomes,
+    plural,
     predicted_classes,
     printable,
     score_format,
     source_labels,
     strength,
 )
+from .picture_view import picture_view
 
 if TYPE_CHECKING:
     from .explanation import Explanation, Target
@@ -168,6 +170,8 @@ def _html_view(explanation: Explanation, target: Target) -> dict[str, Any]:
         "is_sound": totals.is_sound,
         "are_norms": are_norms(explanation),
         "unit": explanation.source_unit,
+        "units": plural(explanation.source_unit),
+        "picture": None if explanation.picture is None else picture_view(explanation, column),
         "count": len(explanation),
         "has_text": bool(explanation.texts),
         "rows": [
@@ -236,7 +240,9 @@ def _feet(
     explanation: Explanation, totals: Sequence[Account], numbers: Sequence[Callable[[float], str]]
 ) -> list[tuple[str, list[str]]]:
     """What the columns add up to: the sum of the sources, what is not theirs, and the model's value."""
-    rows: list[tuple[str, list[float]]] = [(f"Sum of {explanation.source_unit}s", [one.sources for one in totals])]
+    rows: list[tuple[str, list[float]]] = [
+        (f"Sum of {plural(explanation.source_unit)}", [one.sources for one in totals])
+    ]
     if explanation.bias_token is not None:
         rows.append(("Bias token", [one.bias_token or 0.0 for one in totals]))
     names = {one.remainder_name for one in totals} - {""}

@@ -10,7 +10,7 @@ from rich.cells import cell_len
 from ..errors import InputError
 from ..optional import import_optional
 from .account import account, are_norms
-from .display import AGAINST_RGB, FOR_RGB, hexadecimal, printable, source_labels
+from .display import AGAINST_RGB, FOR_RGB, hexadecimal, plural, printable, source_labels
 from .fonts import drawable
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def _bars(explanation: Explanation, column: int, top: int | None) -> list[_Bar]:
     bars = [_Bar(labels[k], scores[k], False) for k in shown]
     others = sorted(set(range(len(scores))) - set(shown))
     if others:
-        unit = explanation.source_unit if len(others) == 1 else f"{explanation.source_unit}s"
+        unit = explanation.source_unit if len(others) == 1 else plural(explanation.source_unit)
         bars.append(_Bar(f"{len(others)} other {unit}", math.fsum(scores[k] for k in others), True))
     if totals.bias_token is not None:
         bars.append(_Bar("bias token", totals.bias_token, True))

@@ -17,6 +17,7 @@ from .file import UNLESS_SET
 from .pair import PairExplanation
 from .pair_file import KIND as PAIR
 from .pair_file import from_dict as pair_from_dict
+from .picture import Picture
 
 #: Fields that hold one tensor, and those that may be missing.
 _TENSORS = ("scores", "target_logits", "logits", "bias_token")
@@ -52,6 +53,8 @@ def from_dict(data: Mapping[str, Any]) -> Explanation:
             fields[name] = None if value is None else torch.tensor(value, dtype=dtype, device="cpu")
         fields["scores"] = fields["scores"].reshape(-1, width)
         dtype = fields["scores"].dtype
+        if fields.get("picture") is not None:
+            fields["picture"] = Picture.from_dict(fields["picture"])
         shares = data.get("component_shares") or {}
         sites = data.get("bias_sites")
         return Explanation(

@@ -16,6 +16,7 @@ TaskName = Literal[
     "fill-mask",
     "multiple-choice",
     "next-sentence-prediction",
+    "image-classification",
 ]
 
 _ReadingT = TypeVar("_ReadingT", bound="Entity | Answer | Prediction")

@@ -34,6 +34,7 @@ from .display import (
     hexadecimal,
     layout_text,
     outcomes,
+    plural,
     printable,
     score_format,
     source_labels,
@@ -130,7 +131,7 @@ class _Terminal:
         explained = f"{explanation.targets[column]}: {self.account.value_name} {value}"
         grid.add_row("Explained", Text(self.plain(explained)))
         bias_part = "" if bias is None else f" and bias token {bias}"
-        grid.add_row("Sum", f"{explanation.source_unit}s {source_sum}{bias_part}")
+        grid.add_row("Sum", f"{plural(explanation.source_unit)} {source_sum}{bias_part}")
         grid.add_row(self.account.status, Text(self.account.extent, style="" if self.account.is_sound else "bold"))
         others = [name for index, name in enumerate(explanation.targets) if index != column]
         if others:
@@ -148,7 +149,9 @@ class _Terminal:
         return text
 
     def texts(self) -> list[Text]:
-        """The texts, each source coloured by its score."""
+        """The texts, each source coloured by its score; of a picture its patches, two cells each."""
+        if self.explanation.picture is not None:
+            return [self.patch_row(row) for row in self.explanation.picture.groups.tolist()]
         rows = []
         for pieces in layout_text(self.explanation):
             text = Text(overflow="fold")
@@ -159,6 +162,16 @@ class _Terminal:
                     text.append(" ")
             rows.append(text)
         return rows
+
+    def patch_row(self, sources: list[int]) -> Text:
+        """A row of patches: their sign, on their colour."""
+        text = Text(no_wrap=True)
+        for source in sources:
+            score = self.scores[source]
+            share = strength(score, self.largest)
+            mark = "  " if share < VISIBLE else " +" if score > 0 else " -"
+            text.append(mark, style=piece_style(Piece(mark, (source,)), self.scores, self.largest))
+        return text
 
     def piece_style(self, piece: Piece) -> Style:
         return piece_style(piece, self.scores, self.largest)
@@ -200,7 +213,7 @@ class _Terminal:
             return ""
         rest = math.fsum(self.scores[k] for k in set(range(count)) - set(positions))
         return (
-            f"The {len(positions)} largest of {count} {unit}s, in the order of the text; the other "
+            f"The {len(positions)} largest of {count} {plural(unit)}, in the order of the text; the other "
             f"{count - len(positions)} add up to {self.number(rest)}."
         )
 

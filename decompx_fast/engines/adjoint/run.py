@@ -23,6 +23,7 @@ a second, which computes every layer from its weights.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -211,14 +212,24 @@ def _pull_head(tape: Tape, g: Tensor, config: DecompXConfig, ledger: Ledger) -> 
             ledger.beyond = torch.arange(n, device=g.device) > last.where(read, 0).amax(-1, keepdim=True)
     for number, step in reversed(list(enumerate(head.steps))):
         g = pull_head_step(step, f"head.{number}", g, config, ledger)
-    if rows is None:
-        return g.expand(-1, -1, n, -1) / n, slice(0, n)
     first, end = head.positions[0], head.positions[-1] + 1
+    if rows is None:
+        return _spread_means(g, head.reading.spans(n), first, end), slice(first, end)
     if end - first == g.shape[2] == 1:
         return g, slice(first, end)
     spread = g.new_zeros(*g.shape[:2], end - first, g.shape[3])
     spread.scatter_add_(2, (rows.to(g.device) - first)[:, None, :, None].expand_as(g), g)
     return spread, slice(first, end)
+
+
+def _spread_means(g: Tensor, ranges: Sequence[tuple[int, int]], first: int, end: int) -> Tensor:
+    """From gradients ``[b, m, 1, (r d)]`` of means of ranges to those of the positions from ``first`` to ``end``."""
+    if len(ranges) == 1:
+        return g.expand(-1, -1, end - first, -1) / (end - first)
+    found = g.new_zeros(*g.shape[:2], end - first, g.shape[3] // len(ranges))
+    for (start, stop), part in zip(ranges, g.chunk(len(ranges), dim=-1), strict=True):
+        found[:, :, start - first : stop - first] += part / (stop - start)
+    return found
 
 
 def _pull_layer(

@@ -430,10 +430,7 @@ class _Run:
 
     def _read(self) -> Tensor:
         """What the head reads, ``[b, r, k, d]``."""
-        if self.head.reading.rows is not None:
-            return self.head.read(self.x, self.held)
-        x = self.x if self.held is None else self.x[:, : len(self.head.positions)]
-        return x.mean(1, keepdim=True, dtype=wide(self.dtype))
+        return self.head.read(self.x, self.held, wide(self.dtype))
 
     def _rule_at_head(self, name: str) -> Rule:
         """How a rule shares biases among the sources of what the head reads."""

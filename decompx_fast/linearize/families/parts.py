@@ -31,9 +31,10 @@ from ..spec import (
     plain_norm,
     rms_norm,
 )
+from ..terms import Pooled
 
 #: What a head reads by itself, as :class:`..spec.ModelSpec` has it.
-Read = int | Literal["mean", "each"] | Callable[[Mapping[str, Tensor]], Tensor]
+Read = int | Literal["mean", "each"] | Pooled | Callable[[Mapping[str, Tensor]], Tensor]
 
 #: A module of transformers: what parts it has is known only when it runs.
 Module = Any

@@ -17,6 +17,8 @@ _TWO_HEADS = (
     "it has two heads: load it as a masked language model (ForMaskedLM), or as ForNextSentencePrediction where "
     "transformers has that"
 )
+_MERGED_PATCHES = "it merges neighbouring patches between layers, so that positions are no patches any more"
+_CONVOLVED = "it is made of convolutions over a picture, which are no layers of a Transformer"
 
 #: Why not, by the name of the class in transformers.
 UNSUPPORTED: dict[str, str] = {
@@ -59,4 +61,17 @@ UNSUPPORTED: dict[str, str] = {
         "axis of its states is the position"
     ),
     "YosoForSequenceClassification": _APPROXIMATED,
+    "ConvNextForImageClassification": _CONVOLVED,
+    "ConvNextV2ForImageClassification": _CONVOLVED,
+    "CvtForImageClassification": "its queries, keys and values are convolutions over neighbouring patches",
+    "DonutSwinForImageClassification": _MERGED_PATCHES,
+    "EfficientNetForImageClassification": _CONVOLVED,
+    "HieraForImageClassification": _MERGED_PATCHES,
+    "MobileNetV1ForImageClassification": _CONVOLVED,
+    "MobileNetV2ForImageClassification": _CONVOLVED,
+    "PvtForImageClassification": _MERGED_PATCHES,
+    "ResNetForImageClassification": _CONVOLVED,
+    "SegformerForImageClassification": _MERGED_PATCHES,
+    "SwinForImageClassification": _MERGED_PATCHES,
+    "Swinv2ForImageClassification": _MERGED_PATCHES,
 }

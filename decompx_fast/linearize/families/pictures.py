@@ -1,0 +1,276 @@
+"""Vision Transformers that classify pictures: a picture is cut into patches, and each patch is a position.
+
+ViT, DeiT with one head and with two, DINOv2 with and without registers, BEiT, the vision towers of CLIP and SigLIP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..spec import Affine, Context, HeadStepSpec, InputLimits, LayerSpec, ModelSpec, PictureLimits, SublayerSpec
+from ..terms import Pooled
+from .parts import Module, Parts, Read, model_spec
+
+#: The name of the position of the class in all of these models.
+CLASS = "[CLS]"
+
+ATTENTION = ["attention.q_proj", "attention.k_proj", "attention.v_proj", "attention.o_proj"]
+PLAIN = ("mlp.fc1", "mlp.fc2", "mlp.activation_fn")
+
+
+def layer_of(
+    layer: Parts,
+    norms: tuple[str, str],
+    attention: list[str] = ATTENTION,
+    scales: tuple[Any, Any] = (None, None),
+    positions: Callable[..., Any] | None = None,
+) -> LayerSpec:
+    """Norm, attention, scale, add; norm, network, scale, add.
+
+    Args:
+        layer: its parts.
+        norms: paths.
+        attention: paths of its maps.
+        scales: ``[d]`` of the two branches; what is no tensor is no scale.
+        positions: as for :class:`..spec.AttentionSpec`.
+    """
+    module = layer[attention[0].split(".")[0]]
+    heads = getattr(module, "num_attention_heads", None) or module.num_heads
+    attend = layer.attention(attention, heads=heads, size=module.head_dim, positions=positions)
+    gated = hasattr(layer["mlp"], "gate_proj")
+    feed = (
+        layer.network("mlp.up_proj", "mlp.down_proj", "mlp.act_fn", "mlp.gate_proj") if gated else layer.network(*PLAIN)
+    )
+    first, second = (scale.detach() if isinstance(scale, Tensor) else None for scale in scales)
+    return (
+        SublayerSpec((replace(attend, out=replace(attend.out, gain=first)),), pre_norm=layer.norm(norms[0])),
+        SublayerSpec((replace(feed, out=replace(feed.out, gain=second)),), pre_norm=layer.norm(norms[1])),
+    )
+
+
+def pair(size: Any) -> tuple[int, int]:
+    """``(height, width)`` of what may be one number."""
+    return (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
+
+
+def pictures_of(patches: Any, special: tuple[str, ...], *, fixed: bool = True) -> PictureLimits:
+    """What pictures a model takes, as the module that holds its sizes has it.
+
+    Args:
+        patches: with ``patch_size`` and ``image_size``.
+        special: the names of the positions before the patches.
+        fixed: whether each position has an embedding: transformers interpolates those of square grids only.
+    """
+    patch, size = pair(patches.patch_size), pair(patches.image_size)
+    channels = getattr(patches, "num_channels", None) or patches.config.num_channels
+    rows, columns = size[0] // patch[0], size[1] // patch[1]
+    return PictureLimits(patch, size, channels, special, not fixed or rows == columns)
+
+
+def interpolated(inputs: Mapping[str, Tensor], size: tuple[int, int]) -> dict[str, Any]:
+    """What these models must be called with to take pictures of another size than theirs."""
+    return {} if tuple(inputs["pixel_values"].shape[-2:]) == size else {"interpolate_pos_encoding": True}
+
+
+def picture_model(
+    model: Module,
+    base: str,
+    layers: str,
+    describe: Callable[[Parts], LayerSpec],
+    head: Callable[[Parts], tuple[HeadStepSpec, ...]],
+    picture: PictureLimits,
+    *,
+    width: int,
+    read: Read = 0,
+    final_norm: str | None = "layernorm",
+    asks: bool = True,
+) -> ModelSpec:
+    """One of these models.
+
+    Args:
+        model: the whole of it.
+        base: where its encoder is.
+        layers: where the layers are in the encoder.
+        describe: reads one.
+        head: reads the steps of the head.
+        picture: what pictures it takes.
+        width: of a hidden state.
+        read: what the head reads.
+        final_norm: where in the encoder.
+        asks: whether it interpolates only where it is asked to.
+    """
+    parts = Parts(model, "", width)
+    norm = None if final_norm is None else f"{base}.{final_norm}"
+    spec = model_spec(
+        [parts.below(f"{base}.{layers}.{n}") for n in range(len(parts[f"{base}.{layers}"]))],
+        describe,
+        head(parts),
+        InputLimits(None, {}, picture),
+        read=read,
+        final_norm=None if norm is None else (parts[norm], parts.norm(norm)),
+        # transformers' plain attention takes its softmax in float32, whatever the dtype
+        in_float32=getattr(model.config, "_attn_implementation", None) == "eager",
+    )
+    return replace(spec, given=partial(interpolated, size=picture.size) if asks else None)
+
+
+def classifier(parts: Parts) -> tuple[HeadStepSpec, ...]:
+    """One map."""
+    return (parts.step("classifier"),)
+
+
+vit_layer = partial(layer_of, norms=("layernorm_before", "layernorm_after"))
+clip_layer = partial(
+    layer_of,
+    norms=("layer_norm1", "layer_norm2"),
+    attention=["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.out_proj"],
+)
+
+
+def vit(model: Module, base: str = "vit") -> ModelSpec:
+    """``ViTForImageClassification``: a classifier on the position of the class."""
+    picture = pictures_of(getattr(model, base).embeddings.patch_embeddings, (CLASS,))
+    return picture_model(model, base, "layers", vit_layer, classifier, picture, width=model.config.hidden_size)
+
+
+def deit(model: Module) -> ModelSpec:
+    """``DeiTForImageClassification``: the same, with a second position that no head reads."""
+    return deit_body(model, classifier)
+
+
+def joined(first: Affine, second: Affine) -> Affine:
+    """The mean of two maps, as one of what they read, one after the other: ``[x, y] [W; V] / 2 + (b + c) / 2``."""
+    assert first.bias is not None and second.bias is not None
+    return Affine(torch.cat((first.weight, second.weight)) / 2, (first.bias + second.bias) / 2)
+
+
+def deit_with_teacher(model: Module) -> ModelSpec:
+    """``DeiTForImageClassificationWithTeacher``: the mean of the heads of class and teacher."""
+
+    def head(parts: Parts) -> tuple[HeadStepSpec, ...]:
+        return (HeadStepSpec(joined(parts.affine("cls_classifier"), parts.affine("distillation_classifier"))),)
+
+    read = Pooled(((0, 1), (1, 2)))
+    return replace(deit_body(model, head), read=read)
+
+
+def deit_body(model: Module, head: Callable[[Parts], tuple[HeadStepSpec, ...]]) -> ModelSpec:
+    """DeiT with some head."""
+    picture = pictures_of(model.deit.embeddings.patch_embeddings, (CLASS, "[DIST]"))
+    return picture_model(model, "deit", "layers", vit_layer, head, picture, width=model.config.hidden_size)
+
+
+def dinov2_layer(layer: Parts) -> LayerSpec:
+    """The same with scales; the network may be gated."""
+    scales = layer["layer_scale1.lambda1"], layer["layer_scale2.lambda1"]
+    return layer_of(layer, ("norm1", "norm2"), scales=scales)
+
+
+def dinov2(model: Module, base: str = "dinov2") -> ModelSpec:
+    """``Dinov2ForImageClassification``: a classifier on the position of the class and the mean of the patches."""
+    config = model.config
+    registers = getattr(config, "num_register_tokens", 0)
+    special = (CLASS, *(f"[REG{n}]" for n in range(registers)))
+    picture = pictures_of(getattr(model, base).embeddings.patch_embeddings, special)
+    return picture_model(
+        model,
+        base,
+        "encoder.layer",
+        dinov2_layer,
+        lambda parts: (parts.step("classifier", features=2 * config.hidden_size),),
+        picture,
+        width=config.hidden_size,
+        read=Pooled(((0, 1), (len(special), None))),
+        asks=False,
+    )
+
+
+def beit_positions(
+    query: Tensor, key: Tensor, context: Context, *, tables: list[nn.Module], patch: tuple[int, int]
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Relative positions of patches, by tables of the layer and of all layers; ``resolution`` is the picture's."""
+    height, width = context["resolution"]
+    window = height // patch[0], width // patch[1]
+    biases = [table(window).detach().to(query.dtype) for table in tables]
+    return query, key, sum(biases[1:], biases[0]) if biases else None
+
+
+def beit(model: Module) -> ModelSpec:
+    """``BeitForImageClassification``: a norm and a classifier on the mean of the patches, or on the class."""
+    config, embeddings = model.config, model.beit.embeddings
+    patches, shared = embeddings.patch_embeddings, model.beit.shared_position_bias
+    picture = pictures_of(patches, (CLASS,), fixed=embeddings.position_embeddings is not None)
+
+    def layer(parts: Parts) -> LayerSpec:
+        tables = [table for table in (shared, parts["relative_position_bias"]) if table is not None]
+        positions = partial(beit_positions, tables=tables, patch=picture.patch)
+        scales = parts["lambda_1"], parts["lambda_2"]
+        return vit_layer(parts, scales=scales, positions=positions)
+
+    def head(parts: Parts) -> tuple[HeadStepSpec, ...]:
+        norm = (HeadStepSpec(norm=parts.norm("beit.pooler.layernorm")),) if config.use_mean_pooling else ()
+        return (*norm, parts.step("classifier"))
+
+    mean = config.use_mean_pooling
+    return picture_model(
+        model,
+        "beit",
+        "layers",
+        layer,
+        head,
+        picture,
+        width=config.hidden_size,
+        read=Pooled(((1, None),)) if mean else 0,
+        final_norm=None if mean else "layernorm",
+        asks=False,
+    )
+
+
+def clip(model: Module) -> ModelSpec:
+    """``CLIPForImageClassification``: a classifier on the mean of the patches, without a norm before it."""
+    picture = pictures_of(model.vision_model.embeddings, (CLASS,))
+    return picture_model(
+        model,
+        "vision_model",
+        "encoder.layers",
+        clip_layer,
+        classifier,
+        picture,
+        width=model.config.vision_config.hidden_size,
+        read=Pooled(((1, None),)),
+        final_norm=None,
+    )
+
+
+def siglip(model: Module) -> ModelSpec:
+    """``SiglipForImageClassification``: a classifier on the mean of the patches, which are all that there is."""
+    picture = pictures_of(model.vision_model.embeddings, ())
+    return picture_model(
+        model,
+        "vision_model",
+        "encoder.layers",
+        clip_layer,
+        classifier,
+        picture,
+        width=model.config.vision_config.hidden_size,
+        read="mean",
+        final_norm="post_layernorm",
+    )
+
+
+FAMILIES: dict[str, Callable[[Any], ModelSpec]] = {
+    "BeitForImageClassification": beit,
+    "CLIPForImageClassification": clip,
+    "DeiTForImageClassification": deit,
+    "DeiTForImageClassificationWithTeacher": deit_with_teacher,
+    "Dinov2ForImageClassification": dinov2,
+    "Dinov2WithRegistersForImageClassification": partial(dinov2, base="dinov2_with_registers"),
+    "SiglipForImageClassification": siglip,
+    "ViTForImageClassification": vit,
+}
