@@ -45,6 +45,7 @@ PROBLEM_TYPES: dict[str, ProblemType] = {
     "token-classification": "positions",
     "question-answering": "positions",
     "fill-mask": "positions",
+    "text-generation": "positions",
     "multiple-choice": "regression",
     "next-sentence-prediction": "single_label",
 }

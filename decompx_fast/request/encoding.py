@@ -53,6 +53,8 @@ class Encoded:
             spaces.
         words: for each token, the number of its word among those that were split before, or that the tokenizer tells
             of an encoding; ``None`` for a special token. ``None``: words are found in the text.
+        continues: of language models, the ids of the output that is explained, from the token that follows the prompt;
+            all but the last of them are in ``inputs`` too. Empty: what the model says next.
         number: which input of the call it is, from 0.
         about: what its explanation says of it besides: how long it was before it was cut, how much was unknown.
     """
@@ -65,6 +67,7 @@ class Encoded:
     number: int = 0
     about: Mapping[str, Any] = field(default_factory=dict)
     words: tuple[int | None, ...] | None = None
+    continues: tuple[int, ...] = ()
 
     def __len__(self) -> int:
         return len(self.tokens)
