@@ -14,6 +14,7 @@ from .asking import Asker
 from .checks import check_batch_size, check_dtype, check_head, check_positions, refuse_misspelt_arguments, to_device
 from .compiling import outside_compiler
 from .config import LINEAR_BIAS_RULES, DecompXConfig
+from .continuing import Continuation
 from .engines.adjoint.plan import AdjointPlan
 from .engines.choose import Execution, cheaper_engine, choose_engine, records
 from .engines.forward.plan import ModelShape, Plan, plan
@@ -186,7 +187,8 @@ class DecompX:
     @property
     def task(self) -> str:
         """What the model is asked, by the name of its class: ``text-classification``, ``token-classification``,
-        ``question-answering``, ``fill-mask``, ``multiple-choice`` or ``next-sentence-prediction``."""
+        ``question-answering``, ``fill-mask``, ``text-generation``, ``multiple-choice`` or
+        ``next-sentence-prediction``."""
         return task_of_model(unwrap(self.model)) or DEFAULT
 
     def _asker(self, question: Question, outputs: int) -> Asker | None:
@@ -262,6 +264,11 @@ class DecompX:
         top_k: int | None = None,
         max_answer_tokens: int | None = None,
         ignore_labels: Sequence[str] | None = None,
+        continuation: Any = None,
+        generate: Any = None,
+        seed: int | None = None,
+        contrast: str | None = None,
+        answer: str | None = None,
         is_split_into_words: bool = False,
         **options: Any,
     ) -> tuple[Iterator[Explanation | Failure], bool]:
@@ -272,7 +279,9 @@ class DecompX:
         skip = on_error == "skip"
         check_unit(sources)
         spec = specification(self.model, self.copies)
-        question = Question(targets, at, top_k, max_answer_tokens, ignore_labels)
+        question = Question(
+            targets, at, top_k, max_answer_tokens, ignore_labels, continuation, generate, seed, contrast, answer
+        )
         asker = self._asker(question, spec.classes)
         job = Job(
             explainer=self,
@@ -288,9 +297,15 @@ class DecompX:
             asker=asker,
         )
         limits = spec.limits
+        goes_on = self.task == "text-generation"
+        if goes_on and truncate:
+            raise OptionError(
+                "truncate=True cuts a text at its end, where a language model goes on: shorten the prompt at its "
+                "beginning instead"
+            )
         reader = Reader(
             self.tokenizer,
-            limits.positions,
+            None if goes_on else limits.positions,  # those of a prompt and its output are counted together
             sizes=limits.sizes,
             truncate=truncate,
             skip=skip,
@@ -300,6 +315,8 @@ class DecompX:
         encoded, single = reader.read(texts)
         if ids is not None:
             encoded = with_ids(encoded, [ids] if single else ids)
+        if goes_on:
+            encoded = Continuation(self, question, limits.positions, spec.classes, single).follow(encoded, skip=skip)
         encoded = encoded if asker is None else asker.checked(encoded, skip=skip)
         size = self.batch_size if batch_size is None else check_batch_size(batch_size)
         total = len(texts) if isinstance(texts, Sequence) and not single else None
@@ -424,6 +441,14 @@ class DecompX:
                 start, end)`` in a pair; :class:`decompx_fast.Word`; a string that occurs once; ``"all"``; or a list.
                 Token classification reads a word at its first token; of question answering, the answer that is named.
             top_k: at each place, so many of the likeliest labels or tokens.
+            continuation: of language models, what follows the prompt and is explained, a column for each token: a text
+                (with the space that it begins with) or token ids; for a list of prompts a list. ``None``: the next
+                token. ``at`` then names tokens of the output by number, from 0.
+            generate: let the model write what follows: so many tokens at most, the likeliest each time, or a
+                ``transformers.GenerationConfig``.
+            seed: of a configuration that samples; ``None`` draws one. It is kept as ``metadata["seed"]``.
+            contrast: ``"mean"``: each column less the mean of the vocabulary, which has nothing to do with the output.
+            answer: ``"tokens"``, ``"sum"``: one column, the sum over the output; or ``"both"``.
             max_answer_tokens: of question answering; ``None``: 15.
             ignore_labels: of token classification, the background's; ``None``: ``["O"]``.
             sources: what a source is: ``"token"``, ``"word"``, ``"sentence"``, or one group id per token.
