@@ -311,6 +311,7 @@ class DecompX:
             skip=skip,
             device=self.device,
             split=is_split_into_words,
+            prompts=goes_on,
         )
         encoded, single = reader.read(texts)
         if ids is not None:
@@ -385,7 +386,8 @@ class DecompX:
         """Explain one input, or a list of them.
 
         Args:
-            texts: a text; a pair of texts as a tuple; token ids (special ones included); a list of these; or an
+            texts: a text; a pair of texts as a tuple; token ids (special ones included); a chat, as a list of messages
+                ``{"role": ..., "content": ...}``, which the tokenizer's template writes; a list of these; or an
                 encoding with ``input_ids``. Padding in an encoding is dropped before the model is run.
             **arguments: as for :meth:`explain_iter`.
 

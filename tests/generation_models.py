@@ -48,7 +48,7 @@ def byte_level() -> PreTrainedTokenizerFast:
 
 def llama(seed: int = 0, dtype: torch.dtype = torch.float64, **options) -> nn.Module:
     config = LlamaConfig(
-        vocab_size=VOCABULARY,
+        vocab_size=options.pop("vocab_size", VOCABULARY),
         hidden_size=24,
         num_attention_heads=4,
         num_key_value_heads=2,
