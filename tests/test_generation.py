@@ -8,8 +8,8 @@ import re
 import models
 import pytest
 import torch
-from rich.console import Console
 from generation_models import MODELS, PROMPT, byte_level, llama
+from rich.console import Console
 from task_models import model as task_model
 
 from decompx_fast import DecompX, Explanation

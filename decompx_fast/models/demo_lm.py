@@ -6,7 +6,9 @@ Its weights are quantised there (GGUF), and widened to float32 as they are read:
 from __future__ import annotations
 
 import importlib.util
+import io
 import sys
+from contextlib import redirect_stderr
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,11 +44,9 @@ def load_demo_lm() -> tuple[LlamaForCausalLM, PreTrainedTokenizerBase]:
             )
     from transformers import AutoTokenizer, LlamaForCausalLM
 
-    with _quiet(), _no_bars():
+    with _quiet(), redirect_stderr(io.StringIO()):  # the reader of the file draws a bar of its own
         try:
-            model = LlamaForCausalLM.from_pretrained(
-                folder, gguf_file=FILE, dtype=torch.float32, local_files_only=True
-            )
+            model = LlamaForCausalLM.from_pretrained(folder, gguf_file=FILE, dtype=torch.float32, local_files_only=True)
             tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=FILE, local_files_only=True)
         except Exception as error:
             raise ModelLoadError(

@@ -156,8 +156,8 @@ class Reader:
             return self._read_text(tuple(item), where, number)
         if is_chat(item):
             ids, special, spans, text = read_chat(self.tokenizer, item, where)
-            texts = (text,) if text else ()
-            return self._finish({"input_ids": whole(ids, where)}, where, number, special=special, spans=spans, texts=texts)
+            chat: dict[str, Any] = {"special": special, "spans": spans, "texts": (text,) if text else ()}
+            return self._finish({"input_ids": whole(ids, where)}, where, number, **chat)
         if is_ids(item):
             self._check_device(item, where)
             return self._finish({"input_ids": whole(item, where)}, where, number)

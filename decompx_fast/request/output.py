@@ -57,7 +57,8 @@ def with_output(prompt: Encoded, ids: Sequence[int], tokenizer: Any) -> Encoded:
     tokens = tuple(map(str, fed))
     if fed and hasattr(tokenizer, "convert_ids_to_tokens"):
         tokens = tuple(map(str, tokenizer.convert_ids_to_tokens(fed)))
-    texts, spans = prompt.texts, [None] * len(ids)
+    texts = prompt.texts
+    spans: list[Span | None] = [None] * len(ids)
     if prompt.texts and hasattr(tokenizer, "decode"):
         text, spans = _places(prompt.inputs["input_ids"].tolist()[-_BEFORE:], ids, special, tokenizer, len(texts))
         texts = (*texts, text)

@@ -51,7 +51,7 @@ def matrix_view(explanation: Explanation, *, encoding: str = "utf-8") -> Group:
     for name, text in zip(("Prompt", "Output"), explanation.texts, strict=False):
         grid.add_row(name, Text(plain(text)))
     grid.add_row(total.status, Text(total.extent, style="" if total.is_sound else "bold"))
-    tables = []
+    tables: list[Table | Text] = []
     count = len(explanation.targets)
     for start in range(0, count, COLUMNS_BESIDE):
         tables += [Text(), _table(explanation, range(start, min(start + COLUMNS_BESIDE, count)), plain)]

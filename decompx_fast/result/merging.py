@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import SupportsIndex
 
 import torch
 
@@ -63,7 +64,7 @@ def single_column(explanation: Explanation, output: Target) -> Explanation:
         InputError: if there is no such column.
     """
     count, at_positions = len(explanation.targets), explanation.problem_type == "positions"
-    if at_positions and hasattr(output, "__index__") and not isinstance(output, bool):
+    if at_positions and isinstance(output, SupportsIndex) and not isinstance(output, (bool, str)):
         index = operator.index(output)
         if not -count <= index < count:
             raise InputError(f"at({index}) is beyond the columns, of which there are {count}: use 0 to {count - 1}.")
@@ -83,7 +84,8 @@ def single_column(explanation: Explanation, output: Target) -> Explanation:
         bias_token=bias,
         bias_sites=None if sites is None else tuple(replace(site, value=site.value[own]) for site in sites),
         component_shares={name: value[:, own] for name, value in explanation.component_shares.items()},
-        **({"logits": values, "labels": explanation.targets[own]} if at_positions else {}),
+        logits=values if at_positions else explanation.logits,
+        labels=explanation.targets[own] if at_positions else explanation.labels,
     )
     gap = (found.totals - values.double()).abs().max().item()
     return found if explanation.options.get("head") is False else replace(found, completeness_error=gap)

@@ -110,9 +110,7 @@ class TextGeneration:
         given = self.gives(encoded, question)
         tokens = outputs.best(positions, 1).outputs[:, 0].tolist() if given is None else given
         places = _places(question.at, max(1, len(encoded.continues)))
-        return [
-            _Output(*one) for one in zip(places, positions, tokens, self.vocabulary.names(tokens), strict=True)
-        ]
+        return [_Output(*one) for one in zip(places, positions, tokens, self.vocabulary.names(tokens), strict=True)]
 
     def _directions(self, one: _Output, outputs: Outputs, question: Question) -> list[Direction]:
         if question.targets is not None:
