@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import platform
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -48,19 +49,14 @@ PROMPTS = {
 WRITTEN = 3
 
 
-def measure(model: torch.nn.Module, tokenizer: object, limit: int) -> list[tuple[str, int, int, float, float]]:
-    """Of each kind of prompt: how many prompts and columns, and the median and largest gap as a share."""
-    explainer = DecompX(model, tokenizer)
-    rows = []
-    for kind, prompts in PROMPTS.items():
-        shares: list[float] = []
-        for prompt in prompts[:limit]:
-            found = explainer.explain(prompt, generate=WRITTEN)
-            gaps = (found.totals - found.target_logits.double()).abs() / found.target_logits.double().abs().max()
-            shares += gaps.tolist()
-        rows.append((kind, len(prompts[:limit]), len(shares), statistics.median(shares), max(shares)))
-        print(*rows[-1], flush=True)
-    return rows
+def gaps_of(explainer: DecompX, prompts: Sequence[str]) -> list[float]:
+    """The gap of each column, as a share of the largest logit of its output."""
+    shares: list[float] = []
+    for prompt in prompts:
+        found = explainer.explain(prompt, generate=WRITTEN)
+        logits = found.target_logits.double()
+        shares += ((found.totals - logits).abs() / logits.abs().max()).tolist()
+    return shares
 
 
 def main() -> None:
@@ -82,11 +78,13 @@ def main() -> None:
     ]
     for dtype in (torch.float32, torch.bfloat16):
         name = str(dtype).removeprefix("torch.")
-        for kind, prompts, columns, median, largest in measure(
-            explainer.model.to(dtype), explainer.tokenizer, given.limit
-        ):
-            lines.append(f"| {name} | {kind} | {prompts} | {columns} | {median:.1e} | {largest:.1e} |")
-    given.out.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        model = DecompX(explainer.model.to(dtype), explainer.tokenizer)
+        for kind, prompts in PROMPTS.items():
+            some = prompts[: given.limit]
+            shares = gaps_of(model, some)
+            numbers = f"{len(some)} | {len(shares)} | {statistics.median(shares):.1e} | {max(shares):.1e}"
+            lines.append(f"| {name} | {kind} | {numbers} |")
+            given.out.write_text("\n".join(lines) + "\n", encoding="utf-8")  # so far
 
 
 if __name__ == "__main__":

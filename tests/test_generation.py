@@ -13,7 +13,7 @@ from rich.console import Console
 from task_models import model as task_model
 
 from decompx_fast import DecompX, Explanation
-from decompx_fast.errors import InputError, OptionError
+from decompx_fast.errors import InputError, OptionError, UnsupportedModelError
 
 EXACT = 1e-10  # in float64, relative to values of order 1
 ENGINES = [("reference", "absdot"), ("forward", "absdot"), ("adjoint", "equal"), ("auto", "absdot")]
@@ -366,3 +366,17 @@ def test_the_terminal_shows_sources_against_tokens(written):
     console = Console(file=io.StringIO(), width=100)
     written.show(written.targets[0], console=console)
     assert "Explained" in console.file.getvalue()
+
+
+# Models that are not whole.
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+def test_quantised_and_offloaded_models_are_refused_by_name():
+    quantised = torch.ao.quantization.quantize_dynamic(llama(dtype=torch.float32), {torch.nn.Linear})
+    with pytest.raises(UnsupportedModelError, match=r"q_proj' is quantised .* load the model in float32"):
+        DecompX(quantised, byte_level()).explain(PROMPT)
+    split = llama(dtype=torch.float32)
+    split.model.layers[1].to("meta")
+    with pytest.raises(InputError, match="whole on one device, but its parameters are on: cpu, meta"):
+        DecompX(split, byte_level()).explain(PROMPT, generate=2)
