@@ -55,6 +55,11 @@ class Arguments(Options, total=False):
     top_k: int | None
     max_answer_tokens: int | None
     ignore_labels: Sequence[str] | None
+    continuation: Any
+    generate: Any
+    seed: int | None
+    contrast: Literal["mean"] | None
+    answer: Literal["tokens", "sum", "both"] | None
     sources: Any
     truncate: bool
     ids: Any

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -73,7 +73,8 @@ class Asker:
             InputError: for what the task cannot be asked of an input, naming it.
         """
         keep = self.task.keeps(self.question)
-        outputs = _outputs(model, reads, self.count, None if keep is None else min(keep, self.count))
+        given = [self.task.gives(encoded, self.question) for encoded in batch]
+        outputs = _outputs(model, reads, self.count, None if keep is None else min(keep, self.count), given)
         asked = []
         for encoded, of_one in zip(batch, outputs, strict=True):
             with _named(encoded):
@@ -104,12 +105,14 @@ class _Kept:
         row: where each position is.
         whole: ``[p, C]``, or ``None`` where only ``few`` are kept.
         few: the best of each position.
+        given: probabilities of outputs that were named before, by position and output.
     """
 
     count: int
     row: dict[int, int]
     whole: Tensor | None
     few: Best | None
+    given: Mapping[tuple[int, int], float] = field(default_factory=dict)
 
     def rows(self, positions: Sequence[int]) -> Tensor:
         """``[r, C]``."""
@@ -126,26 +129,58 @@ class _Kept:
         values, outputs = whole.topk(k)
         return Best(values, outputs, whole.double().softmax(-1).gather(1, outputs))
 
+    def probability(self, position: int, output: int) -> float:
+        """Of one output at one position."""
+        if (position, output) in self.given:
+            return self.given[position, output]
+        best = self.best([position], 1 if self.few is None else self.few.outputs.shape[1])
+        (place,) = (best.outputs[0] == output).nonzero()[0].tolist()
+        return float(best.probabilities[0, place])
 
-def _outputs(model: GivesOutputs, reads: Sequence[Sequence[int]], count: int, keep: int | None) -> list[_Kept]:
-    """The outputs of each input at its own positions; ``keep``: only so many of the largest at each."""
+
+def _outputs(
+    model: GivesOutputs,
+    reads: Sequence[Sequence[int]],
+    count: int,
+    keep: int | None,
+    given: Sequence[Sequence[int] | None],
+) -> list[_Kept]:
+    """The outputs of each input at its own positions.
+
+    Args:
+        model: has run.
+        reads: the positions of each input.
+        count: how many outputs there are at a position.
+        keep: only so many of the largest at each position; ``None``: all.
+        given: of each input, an output at each of its positions whose probability is kept too.
+    """
     most = max(len(positions) for positions in reads)
     padded = torch.tensor([[*positions, *[positions[0]] * (most - len(positions))] for positions in reads])
+    named = torch.tensor([[*(one or ()), *[0] * (most - len(one or ()))] for one in given])  # [b, p]
     parts: list[tuple[Tensor, ...]] = []
-    for _, block in model.outputs(padded):  # [b, ., C]
+    for span, block in model.outputs(padded):  # [b, ., C]
         if keep is None:
             parts.append((block.cpu(),))
             continue
         values, outputs = block.topk(keep)
         wide = block if block.dtype == torch.float64 else block.float()  # exact enough to be shown
         total = wide.logsumexp(-1, keepdim=True).double()
-        parts.append((values.cpu(), outputs.cpu(), (values.double() - total).exp().cpu()))
+        own = block.gather(-1, named[:, span, None].to(block.device))
+        probabilities = [(one.double() - total).exp().cpu() for one in (values, own)]
+        parts.append((values.cpu(), outputs.cpu(), *probabilities))
     whole = [torch.cat(part, dim=1) for part in zip(*parts, strict=True)]
     found = []
     for n, positions in enumerate(reads):
-        own = [part[n, : len(positions)] for part in whole]
+        kept = [part[n, : len(positions)] for part in whole]
         row = {position: place for place, position in enumerate(positions)}
-        found.append(_Kept(count, row, own[0], None) if keep is None else _Kept(count, row, None, Best(*own)))
+        if keep is None:
+            found.append(_Kept(count, row, kept[0], None))
+            continue
+        own_named = given[n]
+        shares = {}
+        if own_named is not None:
+            shares = dict(zip(zip(positions, own_named, strict=True), kept[3][:, 0].tolist(), strict=True))
+        found.append(_Kept(count, row, None, Best(*kept[:3]), shares))
     return found
 
 

@@ -115,6 +115,12 @@ def cli() -> None:
 @click.option(
     "--top-k", type=click.IntRange(min=1), metavar="N", help="So many of the likeliest labels or tokens at each place."
 )
+@click.option("--continuation", metavar="TEXT", help="Of a language model: what follows the text, to be explained.")
+@click.option(
+    "--generate", type=click.IntRange(min=1), metavar="N", help="Let a language model write up to N tokens, explained."
+)
+@click.option("--contrast", type=click.Choice(("mean",)), help="Of a language model: less the mean of the vocabulary.")
+@click.option("--answer", type=click.Choice(("tokens", "sum", "both")), help="Each token of an output, or their sum.")
 @click.option("--bias", type=click.Choice(get_args(BiasRule)), help="How biases are shared. [default: absdot]")
 @click.option("--variant", type=click.Choice(get_args(Variant)), help="[default: paper]")
 @click.option("--engine", metavar="ENGINE", help="Which engine computes. [default: the fastest that can answer]")
@@ -175,10 +181,11 @@ def explain(
 
     \b
     Prints for every text which tokens pushed the model to its answer, and by how
-    much: a class, a label of a word, an answer, what fits at a mask. The scores
-    add up to the model's value. With --jsonl, what is done
+    much: a class, a label of a word, an answer, what fits at a mask, what comes
+    next. The scores add up to the model's value. With --jsonl, what is done
     is kept however the run ends; the other files are complete, or beside their
-    place as .partial.
+    place as .partial. --task generate without --model is the embedded language
+    model.
     """
     if not texts and file is None and not images:
         raise click.UsageError("there is nothing to explain: give a TEXT, --file FILE or --image FILE")
@@ -198,6 +205,10 @@ def explain(
     if "sources" in wanted:
         wanted["sources"] = blocks(wanted["sources"])
     wanted["at"] = places(at) or None
+    if wanted.get("continuation") is not None and (file is not None or len(texts) != 1):
+        raise click.UsageError("--continuation is what follows one text: give one TEXT and no --file")
+    if wanted.get("continuation") is not None:
+        wanted["continuation"] = [wanted["continuation"]]
     wanted["targets"] = [_class(target, explainer.labels) for target in targets] or None
     results = explain_all(explainer, source, skip=skip, words=words, options=wanted, phrase=_in_options)
     show = not quiet and not outputs.to_screen
@@ -283,6 +294,8 @@ cli.add_command(similarity)
 def _load(model: str | None, device: str | None, task: str | None = None) -> DecompX:
     from .explainer import DecompX
 
+    if model is None and task in ("generate", "text-generation", "causal-lm"):
+        return DecompX.demo_lm(device=device)
     if model is None and task is not None:
         raise click.UsageError("--task says which head of a model to load: name the model by --model PATH")
     return DecompX.demo(device=device) if model is None else DecompX.from_pretrained(model, device=device, task=task)

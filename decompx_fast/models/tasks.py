@@ -35,6 +35,7 @@ KINDS = {
         ("ForQuestionAnswering", "ForQuestionAnsweringSimple"), "AutoModelForQuestionAnswering", "question answering"
     ),
     "fill-mask": Kind(("ForMaskedLM", "WithLMHeadModel"), "AutoModelForMaskedLM", "masked language modelling"),
+    "text-generation": Kind(("ForCausalLM", "LMHeadModel"), "AutoModelForCausalLM", "language modelling"),
     "multiple-choice": Kind(("ForMultipleChoice",), "AutoModelForMultipleChoice", "multiple choice"),
     "image-classification": Kind(
         ("ForImageClassification", "ForImageClassificationWithTeacher"),

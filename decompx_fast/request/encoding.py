@@ -18,6 +18,7 @@ from ..result.tokens import BLANK
 from ..result.words import Span
 from .alignment import align
 from .boxes import BOXES, check_boxes
+from .chat import is_chat, read_chat
 from .cutting import kept_of_long
 from .forms import (
     is_ids,
@@ -56,6 +57,8 @@ class Encoded:
         words: for each token, the number of its word among those that were split before, or that the tokenizer tells
             of an encoding; ``None`` for a special token. ``None``: words are found in the text.
         picture: what a model of pictures sees; ``None`` for a text.
+        continues: of language models, the ids of the output that is explained, from the token that follows the prompt;
+            all but the last of them are in ``inputs`` too. Empty: what the model says next.
         number: which input of the call it is, from 0.
         about: what its explanation says of it besides: how long it was before it was cut, how much was unknown.
     """
@@ -69,6 +72,7 @@ class Encoded:
     about: Mapping[str, Any] = field(default_factory=dict)
     words: tuple[int | None, ...] | None = None
     picture: Picture | None = None
+    continues: tuple[int, ...] = ()
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -86,6 +90,7 @@ class Reader:
         skip: give a :class:`Failure` for an input that cannot be read, and go on.
         device: the model's; tensors that the user prepared must be there, everything else is moved.
         split: texts are lists of words.
+        prompts: inputs are what a language model goes on from, which the beginning of text alone may be.
     """
 
     def __init__(
@@ -98,8 +103,10 @@ class Reader:
         skip: bool = False,
         device: torch.device | None = None,
         split: bool = False,
+        prompts: bool = False,
     ) -> None:
         self.split = split
+        self.prompts = prompts
         self.tokenizer = tokenizer
         self.max_positions = max_positions
         self.sizes = sizes or {}
@@ -125,7 +132,7 @@ class Reader:
             encoding = Encoding(items, taken, self._check_device)
             return self._each(range(len(encoding)), lambda n, _: self._read_row(encoding, n)), encoding.is_single
         refuse_tables(items)
-        if is_split(items) if self.split else is_single(items):
+        if is_split(items) if self.split else is_single(items) or is_chat(items):
             return self._each([items], lambda n, item: self.read_one(item, "the input")), True
         return self._each(several(items), lambda n, item: self.read_one(item, f"input {n}", n)), False
 
@@ -151,6 +158,10 @@ class Reader:
             return self._read_text((item,), where, number)
         if is_pair(item):
             return self._read_text(tuple(item), where, number)
+        if is_chat(item):
+            ids, special, spans, text = read_chat(self.tokenizer, item, where)
+            chat: dict[str, Any] = {"special": special, "spans": spans, "texts": (text,) if text else ()}
+            return self._finish({"input_ids": whole(ids, where)}, where, number, **chat)
         if is_ids(item):
             self._check_device(item, where)
             return self._finish({"input_ids": whole(item, where)}, where, number)
@@ -290,7 +301,7 @@ class Reader:
             self._check_size(name, values, where)
         if BOXES in inputs:
             check_boxes(inputs[BOXES], where)
-        if all(special):
+        if all(special) and not self.prompts:
             raise InputError(f"{where} holds only special tokens: there is nothing to explain")
         tokens = self._names(ids)
         unknown = tuple(i == self.unknown_id for i in ids.tolist())

@@ -317,6 +317,20 @@ class Explanation:
             raise InputError("patches() is for pictures, and this explains a text: use words() or scores.")
         return self.picture.spread(self.scores[:, self.column(target)])
 
+    def at(self, output: Target) -> Explanation:
+        """One column by itself, such as one token of an output.
+
+        Args:
+            output: its name in ``targets``; or, of a model that answers at positions, its number, from 0 or from -1
+                backwards; of a classifier, the index of the class.
+
+        Raises:
+            InputError: if there is no such column.
+        """
+        from .merging import single_column
+
+        return single_column(self, output)
+
     def words(self) -> Explanation:
         """Merge the tokens of each word, found by characters of the text; scores add.
 

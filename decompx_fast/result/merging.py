@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import SupportsIndex
 
 import torch
 
 from ..errors import InputError
-from .explanation import Explanation
+from .explanation import Explanation, Target
 from .pair import PairExplanation, PairSide
 from .tokens import readable_tokens
 from .words import NO_PLACES, Span, group_by_number, group_by_word
@@ -53,6 +55,40 @@ def merge_words(explanation: Explanation) -> Explanation:
         stages={},
         word_ids=None,
     )
+
+
+def single_column(explanation: Explanation, output: Target) -> Explanation:
+    """One column by itself; see :meth:`Explanation.at`.
+
+    Raises:
+        InputError: if there is no such column.
+    """
+    count, at_positions = len(explanation.targets), explanation.problem_type == "positions"
+    if at_positions and isinstance(output, SupportsIndex) and not isinstance(output, (bool, str)):
+        index = operator.index(output)
+        if not -count <= index < count:
+            raise InputError(f"at({index}) is beyond the columns, of which there are {count}: use 0 to {count - 1}.")
+        column = index % count
+    else:
+        column = explanation.column(output)
+    own = slice(column, column + 1)
+    values = explanation.target_logits[own]
+    bias = None if explanation.bias_token is None else explanation.bias_token[own]
+    sites = explanation.bias_sites
+    found = replace(
+        explanation,
+        scores=explanation.scores[:, own],
+        targets=explanation.targets[own],
+        target_ids=explanation.target_ids[own],
+        target_logits=values,
+        bias_token=bias,
+        bias_sites=None if sites is None else tuple(replace(site, value=site.value[own]) for site in sites),
+        component_shares={name: value[:, own] for name, value in explanation.component_shares.items()},
+        logits=values if at_positions else explanation.logits,
+        labels=explanation.targets[own] if at_positions else explanation.labels,
+    )
+    gap = (found.totals - values.double()).abs().max().item()
+    return found if explanation.options.get("head") is False else replace(found, completeness_error=gap)
 
 
 def merge_words_of_pair(pair: PairExplanation) -> PairExplanation:

@@ -27,6 +27,7 @@ from .display import (
     source_labels,
     strength,
 )
+from .matrix import is_matrix
 from .picture_view import picture_view
 
 if TYPE_CHECKING:
@@ -38,6 +39,9 @@ MAX_ALPHA = 0.6  # of the colour behind text, so that it stays readable on light
 #: A list in a notebook shows so many explanations at most, and no more once it has so many characters.
 LIST_ITEMS = 10
 LIST_CHARACTERS = 500_000
+
+#: Tabs for the tokens of an output are made for so many sources times tokens at most.
+TAB_PIECES = 20_000
 
 
 def render_fragment(explanation: Explanation | PairExplanation, target: Target = None) -> str:
@@ -180,9 +184,39 @@ def _html_view(explanation: Explanation, target: Target) -> dict[str, Any]:
         ],
         "legend": [number(-largest), number(largest), number(min(scores)), number(max(scores))],
         "special_is_cut": any(abs(score) > largest for score in scores if math.isfinite(score)),
+        "tabs": _tabs(explanation) if target is None and is_matrix(explanation) else [],
         "table": _html_table(explanation, column, labels),
         "made": _made_with(explanation),
     }
+
+
+def _tabs(explanation: Explanation) -> list[dict[str, Any]]:
+    """The text as each column colours it; nothing where that would be too much to look at."""
+    if len(explanation) * len(explanation.targets) > TAB_PIECES:
+        return []
+    largest = colour_scale(explanation, range(len(explanation.targets)))
+    labels = source_labels(explanation)
+    said = {one.name: one.score for one in explanation.predictions or ()}
+    tabs = []
+    for column, name in enumerate(explanation.targets):
+        scores: list[float] = explanation.scores[:, column].tolist()
+        number, total = score_format(scores), account(explanation, column)
+        value, source_sum, _ = total.written()
+        tabs.append(
+            {
+                "name": printable(name),
+                "is_first": column == 0,
+                "value_name": total.value_name,
+                "value": value,
+                "source_sum": source_sum,
+                "probability": f"{said[name]:.1%}" if name in said else "",
+                "rows": [
+                    [_html_piece(explanation, piece, scores, labels, largest, number) for piece in pieces]
+                    for pieces in layout_text(explanation)
+                ],
+            }
+        )
+    return tabs
 
 
 def _html_piece(

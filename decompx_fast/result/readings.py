@@ -14,6 +14,7 @@ TaskName = Literal[
     "token-classification",
     "question-answering",
     "fill-mask",
+    "text-generation",
     "multiple-choice",
     "next-sentence-prediction",
     "image-classification",

@@ -40,6 +40,7 @@ from .display import (
     source_labels,
     strength,
 )
+from .matrix import is_matrix, matrix_view
 
 if TYPE_CHECKING:
     from .explanation import Explanation, Target
@@ -77,6 +78,8 @@ def terminal_view(explanation: Explanation, target: Target = None, *, encoding: 
         target: as for ``Explanation.column``.
         encoding: characters that it lacks are written as escapes.
     """
+    if target is None and is_matrix(explanation):
+        return matrix_view(explanation, encoding=encoding)
     column = explanation.column(target)
     view = _Terminal(explanation, column, encoding)
     return Group(view.heading(), Text(), *view.texts(), Text(), view.legend(), Text(), *view.table())

@@ -11,6 +11,7 @@ from ...errors import OptionError
 from ...result.readings import TaskName
 from .columns import Question, Task
 from .fill_mask import FillMask
+from .generation import TextGeneration
 from .question_answering import OUTPUTS, QuestionAnswering
 from .token_classification import TokenClassification
 
@@ -20,6 +21,8 @@ ALIASES = {
     "sentiment-analysis": "text-classification",
     "ner": "token-classification",
     "masked-lm": "fill-mask",
+    "causal-lm": "text-generation",
+    "generate": "text-generation",
     "sentence-order-prediction": "next-sentence-prediction",
 }
 
@@ -29,6 +32,7 @@ NAMED_OUTPUTS: dict[str, tuple[str, ...]] = {
     "next-sentence-prediction": ("follows", "does not follow"),
     "question-answering": OUTPUTS,
     "fill-mask": (),
+    "text-generation": (),
 }
 
 #: What each argument is for, for messages.
@@ -37,6 +41,11 @@ _FOR = {
     "top_k": "models that choose among labels or tokens at positions",
     "max_answer_tokens": "question answering",
     "ignore_labels": "token classification",
+    "continuation": "language models",
+    "generate": "language models",
+    "seed": "language models that write",
+    "contrast": "language models",
+    "answer": "language models",
 }
 
 
@@ -72,4 +81,6 @@ def position_task(name: str, *, labels: tuple[str, ...], tokenizer: Any) -> Task
         return QuestionAnswering(getattr(tokenizer, "cls_token_id", None))
     if name == "fill-mask":
         return FillMask(tokenizer, getattr(tokenizer, "mask_token_id", None))
+    if name == "text-generation":
+        return TextGeneration(tokenizer)
     return None

@@ -68,6 +68,9 @@ class Question:
         top_k: how many of the likeliest outputs at each place.
         max_answer_tokens: of an answer.
         ignore_labels: of words that are no entities.
+        continuation, generate, seed: what follows a prompt, or how it is made; see :mod:`decompx_fast.continuing`.
+        contrast: ``"mean"``: less the mean of all outputs.
+        answer: whether each token of an output is a column, all of it in one, or both.
     """
 
     targets: Any = None
@@ -75,6 +78,11 @@ class Question:
     top_k: int | None = None
     max_answer_tokens: int | None = None
     ignore_labels: Sequence[str] | None = None
+    continuation: Any = None
+    generate: Any = None
+    seed: int | None = None
+    contrast: str | None = None
+    answer: str | None = None
 
 
 class Best(NamedTuple):
@@ -109,6 +117,10 @@ class Outputs(Protocol):
         """The ``k`` largest at each position, without ever holding all outputs of all positions."""
         ...
 
+    def probability(self, position: int, output: int) -> float:
+        """Of one output at one position, among all; of those that are kept."""
+        ...
+
 
 class Task(Protocol):
     """A task: what is asked of an input if the user names nothing, and what may be named.
@@ -129,6 +141,10 @@ class Task(Protocol):
 
     def keeps(self, question: Question) -> int | None:
         """How many of the largest outputs are looked at; ``None``: all of them."""
+        ...
+
+    def gives(self, encoded: Encoded, question: Question) -> Sequence[int] | None:
+        """An output at each position that is read, whose probability is looked at besides; ``None``: of no other."""
         ...
 
     def ask(self, encoded: Encoded, outputs: Outputs, question: Question) -> Asked:

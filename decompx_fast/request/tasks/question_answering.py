@@ -50,6 +50,10 @@ class QuestionAnswering:
         """The start and the end."""
         return None
 
+    def gives(self, encoded: Encoded, question: Question) -> Sequence[int] | None:
+        """None."""
+        return None
+
     def ask(self, encoded: Encoded, outputs: Outputs, question: Question) -> Asked:
         """The start, the end and their sum; of the best span, or of the one that ``at`` names.
 

@@ -64,6 +64,10 @@ class TokenClassification:
         """All labels."""
         return None
 
+    def gives(self, encoded: Encoded, question: Question) -> Sequence[int] | None:
+        """None."""
+        return None
+
     def ask(self, encoded: Encoded, outputs: Outputs, question: Question) -> Asked:
         """Columns of the words that are asked for; without ``at``, of those that are given a label.
 

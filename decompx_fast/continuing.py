@@ -1,0 +1,123 @@
+"""What follows a prompt: given by the user, or written by the model; joined to it token by token, never as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from .errors import InputError, OptionError, shown
+from .linearize.linearization import unwrap
+from .models.writing import greedy_or_given, write
+from .request.encoding import Encoded
+from .request.forms import is_ids, whole_numbers
+from .request.output import ids_of_text, with_output
+from .request.tasks.columns import Question
+from .result.failure import OF_AN_INPUT, Failure
+
+if TYPE_CHECKING:
+    from .explainer import DecompX
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """Adds to each prompt of a call what follows it.
+
+    Attributes:
+        explainer: of the model that writes.
+        question: ``continuation``: texts or token ids, one for each prompt. ``generate``: how many tokens at most the
+            model writes, the likeliest each time, or a ``GenerationConfig``. ``seed``: of one that draws.
+        positions: how many tokens the model has positions for; ``None`` for any number.
+        outputs: how many tokens there are.
+        single: whether the call has one prompt, and ``continuation`` is what follows it.
+    """
+
+    explainer: DecompX
+    question: Question
+    positions: int | None
+    outputs: int
+    single: bool
+
+    def __post_init__(self) -> None:
+        given, generate, seed = self.question.continuation, self.question.generate, self.question.seed
+        if given is not None and generate is not None:
+            raise OptionError("continuation= says what follows and generate= lets the model write it: give one of them")
+        if seed is not None and generate is None:
+            raise OptionError(f"seed={seed!r} is of what the model draws: give generate= a configuration that samples")
+        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
+            raise OptionError(f"seed={seed!r}: use a whole number")
+        if generate is not None:
+            greedy_or_given(unwrap(self.explainer.model), generate)
+        if given is not None and not self.single and (isinstance(given, str) or not hasattr(given, "__iter__")):
+            raise InputError(f"continuation is {shown(given)} for a list of prompts: give a list with one for each")
+
+    def follow(self, prompts: Iterator[Encoded | Failure], *, skip: bool) -> Iterator[Encoded | Failure]:
+        """Each prompt with what follows it; with ``skip``, a failure in the place of one that has no such output.
+
+        Raises:
+            InputError: for a prompt that is a pair, for too long an output, or if there are not as many as prompts.
+        """
+        given = None
+        if self.question.continuation is not None:
+            given = iter([self.question.continuation] if self.single else self.question.continuation)
+        for prompt in prompts:
+            one = None
+            if given is not None:
+                one = next(given, None)
+                if one is None:
+                    raise InputError("continuation holds fewer outputs than there are prompts: give one for each")
+            found: Encoded | Failure = prompt
+            if not isinstance(prompt, Failure):
+                try:
+                    found = self._followed(prompt, one)
+                except OF_AN_INPUT as error:
+                    if not skip:
+                        raise
+                    found = Failure.of(prompt.number, error)
+            yield found
+        if given is not None and next(given, None) is not None:
+            raise InputError("continuation holds more outputs than there are prompts: give one for each")
+
+    def _followed(self, prompt: Encoded, given: Any) -> Encoded:
+        where = f"input {prompt.number}"
+        if len(prompt.texts) > 1:
+            raise InputError(f"{where} is a pair of texts: a language model goes on from one, so join them first")
+        self._check_length(len(prompt), where)
+        if given is not None:
+            return self._joined(prompt, self._ids(given, where), where)
+        if self.question.generate is not None:
+            e = self.explainer
+            tokens = prompt.inputs["input_ids"].to(e.device)
+            ids, about = write(unwrap(e.model), e.copies, tokens, self.question.generate, self.question.seed)
+            if not ids:
+                raise InputError(f"the model wrote nothing after {where}: let it write at least one token")
+            return self._joined(replace(prompt, about={**prompt.about, **about}), ids, where)
+        return prompt
+
+    def _ids(self, given: Any, where: str) -> list[int]:
+        """The tokens of an output that was given."""
+        if isinstance(given, str):
+            found = ids_of_text(self.explainer.tokenizer, given)
+        elif is_ids(given):
+            found = [int(number) for number in whole_numbers(given, f"the continuation of {where}").tolist()]
+        else:
+            raise InputError(f"the continuation of {where} is {shown(given)}: give a text, or token ids")
+        if not found:
+            raise InputError(f"the continuation of {where} has no tokens: leave it out for the next token")
+        wrong = [one for one in found if not 0 <= one < self.outputs]
+        if wrong:
+            raise InputError(
+                f"the continuation of {where} holds the token {wrong[0]}, and the model has 0 to {self.outputs - 1}"
+            )
+        return found
+
+    def _joined(self, prompt: Encoded, ids: Sequence[int], where: str) -> Encoded:
+        self._check_length(len(prompt) + len(ids) - 1, where)
+        return with_output(prompt, ids, self.explainer.tokenizer)
+
+    def _check_length(self, length: int, where: str) -> None:
+        if self.positions is not None and length > self.positions:
+            raise InputError(
+                f"{where} has {length} tokens with its output, and the model has positions for {self.positions}: "
+                "shorten the prompt at its beginning, or the output"
+            )
