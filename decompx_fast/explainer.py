@@ -262,6 +262,7 @@ class DecompX:
         max_answer_tokens: int | None = None,
         ignore_labels: Sequence[str] | None = None,
         is_split_into_words: bool = False,
+        read_ahead: int | None = None,
         **options: Any,
     ) -> tuple[Iterator[Explanation | Failure], bool]:
         """Check every argument now, and return a lazy stream."""
@@ -301,10 +302,14 @@ class DecompX:
             encoded = with_ids(encoded, [ids] if single else ids)
         encoded = encoded if asker is None else asker.checked(encoded, skip=skip)
         size = self.batch_size if batch_size is None else check_batch_size(batch_size)
+        ahead = check_batch_size(read_ahead, "read_ahead")
         total = len(texts) if isinstance(texts, Sequence) and not single else None
         pairs = with_sources(encoded, sources, skip=skip)
         run = job.run_or_fail if skip else job.run
-        return stream(run, pairs, batch_size=size, total=total, progress=progress, bytes_of=job.bytes_of), single
+        results = stream(
+            run, pairs, batch_size=size, total=total, progress=progress, bytes_of=job.bytes_of, read_ahead=ahead
+        )
+        return results, single
 
     @overload
     def explain(
@@ -444,6 +449,8 @@ class DecompX:
                 model magnifies rounding so much that scores may be wrong by percents; ``"thorough"`` measures how
                 wrong they are, as ``score_error``, by computing twice more in float64. Completeness tells neither.
             progress: show a bar on standard error; ``None``: where that is a terminal and there are several batches.
+            read_ahead: so many inputs are read ahead, whatever ``batch_size`` is: the more, the more of them are
+                equally long.
             **options: single options of :class:`DecompXConfig`.
         """
         return self._start(texts, **arguments)[0]
