@@ -28,7 +28,7 @@ from .request.tables import FORMATS
     help="Write a row that cannot be explained with its error, or end the run there.",
 )
 @click.option("--retry-errors", is_flag=True, help="Also explain rows again for which there is an error.")
-@click.option("--workers", type=click.IntRange(min=1), metavar="N", help="[default: one a GPU, or a core but 4 at most]")
+@click.option("--workers", type=click.IntRange(min=0), metavar="N", help="[default: one a GPU, or a core but 4 at most]")
 @click.option("--rows-of-a-part", type=click.IntRange(min=1), default=1024, show_default=True, metavar="N")
 @click.option("--words", is_flag=True, help="Merge the tokens of each word.")
 @click.option("--task", metavar="TASK", help="Which head to load, as token-classification. [default: the saved one]")

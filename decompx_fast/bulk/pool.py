@@ -15,7 +15,7 @@ from typing import Any
 from .. import errors
 from ..errors import DecompXError
 from .units import Unit
-from .worker import Task, serve
+from .worker import Task, Worker, serve
 
 #: So many processes in a row may end while they load the model, and so many while they have one unit, beside those
 #: that a marked row has ended.
@@ -213,3 +213,32 @@ class Pool:
         for member in self._members:
             member.end()
         self._members.clear()
+
+
+class InThisProcess:
+    """The same as :class:`Pool` without processes: what ends this one ends the run, whose parts stay.
+
+    Args:
+        task: what is to be done.
+        warn: is told what there is to warn of.
+    """
+
+    def __init__(self, task: Task, warn: Callable[[str], object]) -> None:
+        self._worker = Worker(task)
+        self._warn = warn
+        self.replaced = 0
+        self.stopping = False
+
+    def start(self) -> dict[str, Any]:
+        """What the numbers depend on."""
+        return self._worker.settings()
+
+    def run(self, units: Iterator[Unit]) -> Iterator[Done]:
+        """Do all units, one after another."""
+        for unit in units:
+            yield Done(unit, self._worker.compute(unit, lambda kind, text: self._warn(text)))
+            if self.stopping:
+                return
+
+    def close(self) -> None:
+        """There is nothing to end."""

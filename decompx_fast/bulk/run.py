@@ -20,7 +20,7 @@ from ..explainer import DecompX
 from ..folder import RunFolder
 from .inputs import Inputs
 from .parts import Parts
-from .pool import Pool
+from .pool import InThisProcess, Pool
 from .progress import Progress
 from .units import UNIT_ROWS, Item, Unit, cut, number_rows
 from .worker import Task
@@ -75,7 +75,8 @@ def explain_dataset(
 ) -> Summary:
     """Explain all rows of files, into a folder of parts; what an earlier run has done is not done again.
 
-    Processes load the model and explain, so a script has to start this below ``if __name__ == "__main__":``.
+    Processes load the model and explain, so a script has to start this below ``if __name__ == "__main__":``, or to ask
+    for ``workers=0``.
 
     Args:
         data: a path or several: CSV, TSV, JSONL, Parquet or text files, folders and patterns of them, ``"-"`` for
@@ -89,7 +90,8 @@ def explain_dataset(
             the run; what is done is kept.
         retry_errors: also explain rows again for which an earlier run wrote an error.
         workers: processes; ``None``: one for each GPU, or each core but 4 at most. On a CPU each computes on one
-            thread, so that numbers do not depend on how many there are.
+            thread, so that numbers do not depend on how many there are. 0: none, all is done in this process, which a
+            row that ends it takes along.
         rows_of_a_part: at most; equally long ones among them are computed together.
         words: merge the tokens of each word.
         device: where to compute; ``None``: the GPUs, or else the CPU.
@@ -109,7 +111,7 @@ def explain_dataset(
     if on_error not in get_args(OnError) or output not in get_args(Output):
         raise OptionError(f"on_error={on_error!r}, output={output!r}: use 'skip' or 'stop', and 'parquet' or 'jsonl'")
     devices = _devices(model, device)
-    count = _count("workers", workers, len(devices) or min(os.cpu_count() or 1, _MOST_WORKERS))
+    count = _count("workers", workers, len(devices) or min(os.cpu_count() or 1, _MOST_WORKERS), least=0)
     size = _count("rows_of_a_part", rows_of_a_part, UNIT_ROWS)
     inputs = Inputs.find(data, format)
     asked = Task(
@@ -123,7 +125,7 @@ def explain_dataset(
         devices=devices,
     )
     columns = {"text": text_column, "pair": pair_column, "id": id_column}
-    pool = Pool(asked, count, _Notices())
+    pool = Pool(asked, count, _Notices()) if count else InThisProcess(asked, _Notices())
     try:
         settings = {"format": FORMAT, **pool.start(), "columns": columns, "rows_of_a_part": size, "output": output}
         folder = RunFolder(out, settings, results=f"parts/*.{output}")
@@ -136,7 +138,8 @@ def explain_dataset(
         pool.close()
 
 
-def _work(pool: Pool, parts: Parts, items: Iterator[Item], size: int, shown: Progress, retry: bool) -> Summary:
+def _work(
+    pool: Pool | InThisProcess, parts: Parts, items: Iterator[Item], size: int, shown: Progress, retry: bool) -> Summary:
     """Do what is missing."""
     done = parts.spans()
 
@@ -165,7 +168,7 @@ def _work(pool: Pool, parts: Parts, items: Iterator[Item], size: int, shown: Pro
 
 
 @contextmanager
-def _interrupts(pool: Pool, shown: Progress) -> Iterator[Any]:
+def _interrupts(pool: Pool | InThisProcess, shown: Progress) -> Iterator[Any]:
     """The first Ctrl-C lets the pool finish what it has begun; the next one is raised at once."""
     seen: list[int] = []
     if threading.current_thread() is not threading.main_thread():
@@ -213,9 +216,9 @@ def _devices(model: Any, device: str | None) -> tuple[str, ...]:
     return tuple(f"cuda:{n}" for n in range(torch.cuda.device_count()))
 
 
-def _count(name: str, value: int | None, default: int) -> int:
+def _count(name: str, value: int | None, default: int, *, least: int = 1) -> int:
     if value is None:
         return default
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise OptionError(f"{name}={value!r}: use a whole number from 1")
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise OptionError(f"{name}={value!r}: use a whole number from {least}")
     return value
