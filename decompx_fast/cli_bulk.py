@@ -13,7 +13,9 @@ from .request.tables import FORMATS
 
 @click.command()
 @click.argument("data", nargs=-1, required=True, metavar="DATA...")
-@click.option("--out", required=True, metavar="DIR", help="The folder of the results; a run that was ended there goes on.")
+@click.option(
+    "--out", required=True, metavar="DIR", help="The folder of the results; a run that was ended there goes on."
+)
 @click.option("--model", metavar="PATH", help="A model's folder or hub id. [default: the embedded demo model]")
 @click.option("--format", type=click.Choice(FORMATS), help="What the files are. [default: by their endings, or text]")
 @click.option("--text-column", metavar="NAME", help="The column of the texts. [default: text, or sentence]")
@@ -28,7 +30,9 @@ from .request.tables import FORMATS
     help="Write a row that cannot be explained with its error, or end the run there.",
 )
 @click.option("--retry-errors", is_flag=True, help="Also explain rows again for which there is an error.")
-@click.option("--workers", type=click.IntRange(min=0), metavar="N", help="[default: one a GPU, or a core but 4 at most]")
+@click.option(
+    "--workers", type=click.IntRange(min=0), metavar="N", help="[default: one a GPU, or a core but 4 at most]"
+)
 @click.option("--rows-of-a-part", type=click.IntRange(min=1), default=1024, show_default=True, metavar="N")
 @click.option("--words", is_flag=True, help="Merge the tokens of each word.")
 @click.option("--task", metavar="TASK", help="Which head to load, as token-classification. [default: the saved one]")

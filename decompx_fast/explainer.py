@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args, overload
+from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, TypeAlias, get_args, overload
 
 import torch
 from torch import nn
@@ -23,6 +23,8 @@ from .job import COLUMNS_RECKONED, Job
 from .linearize.copies import Copies
 from .linearize.linearization import find_family, specification, unwrap
 from .linearize.sentence import SentenceEncoder
+from .models.digest import model_sha256
+from .models.origin import Origin, check_same
 from .models.sentence import unpacked
 from .models.tasks import DEFAULT, task_of_model
 from .request.batching import stream
@@ -115,6 +117,7 @@ class DecompX:
         self.dtype = check_dtype(dtype)
         self.batch_size = check_batch_size(batch_size)
         self.name: str | None = None
+        self.origin: Origin | None = None
         self.copies = Copies()
         (find_family if self.compares else check_head)(unwrap(model))
 
@@ -151,6 +154,8 @@ class DecompX:
         model, tokenizer = load_pretrained(path_or_id, half=half, pooling=pooling, task=asked)
         explainer = cls(to_device(model, device), tokenizer, **arguments)
         explainer.name = os.fspath(path_or_id)
+        given = {"half": half, "task": task, "pooling": pooling}
+        explainer._loaded_by("from_pretrained", path_or_id=explainer.name, **given)
         return explainer
 
     @classmethod
@@ -165,6 +170,7 @@ class DecompX:
         model, tokenizer = load_demo()
         explainer = cls(to_device(model, device), tokenizer, **arguments)
         explainer.name = "demo"
+        explainer._loaded_by("demo")
         return explainer
 
     @classmethod
@@ -180,7 +186,24 @@ class DecompX:
         model, tokenizer = load_sentence_encoder(str(find_base()))
         explainer = cls(to_device(model, device), tokenizer, **arguments)
         explainer.name = "demo encoder"
+        explainer._loaded_by("demo_encoder")
         return explainer
+
+    def _loaded_by(self, loader: str, **arguments: Any) -> None:
+        self.origin = Origin.of(loader, self.model, self.tokenizer, **arguments)
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
+        """Pickled by the folder that its model was loaded from, if there is one and the model is as it was then, and
+        otherwise with the model."""
+        origin = self.origin
+        if origin is None or not origin.holds(self.model, self.tokenizer):
+            return _with_model, (type(self), {**vars(self), "origin": None})
+        own = {"config": self.config, "engine": self.engine, "dtype": self.dtype, "batch_size": self.batch_size}
+        sha256 = model_sha256(unwrap(self.model))
+        return _by_origin, (type(self), origin.loader, origin.arguments, str(self.device), own, self.name, sha256)
+
+    def __copy__(self) -> DecompX:
+        return _with_model(type(self), vars(self))
 
     @property
     def task(self) -> str:
@@ -606,3 +629,30 @@ class DecompX:
             device=self.device,
             limit=limit,
         )
+
+
+def _with_model(kind: type[DecompX], state: dict[str, Any]) -> DecompX:
+    """An explainer from all that it holds."""
+    explainer = object.__new__(kind)
+    vars(explainer).update(state)
+    return explainer
+
+
+def _by_origin(
+    kind: type[DecompX],
+    loader: str,
+    arguments: dict[str, Any],
+    device: str,
+    own: dict[str, Any],
+    name: str | None,
+    sha256: str,
+) -> DecompX:
+    """An explainer whose model is loaded from where it was.
+
+    Raises:
+        ModelLoadError: if another model is there now.
+    """
+    explainer: DecompX = getattr(kind, loader)(**arguments, device=device, **own)
+    check_same(explainer.model, sha256, arguments)
+    explainer.name = name
+    return explainer

@@ -50,7 +50,16 @@ MAY_IMPORT = {
     "__main__": {"cli"},
     "cli_similarity": {"explainer", "outputs", "cli_explain", *BELOW_EXPLAINER},
     "cli_bulk": {"bulk", "cli_explain", *BELOW_EXPLAINER},
-    "cli": {"explainer", "cli_bulk", "evaluation", "doctor", "cli_explain", "cli_similarity", "outputs", *BELOW_EXPLAINER},
+    "cli": {
+        "explainer",
+        "cli_bulk",
+        "evaluation",
+        "doctor",
+        "cli_explain",
+        "cli_similarity",
+        "outputs",
+        *BELOW_EXPLAINER,
+    },
 }
 
 # The other packages that a part may import, where they are limited; the packages that one part alone imports.

@@ -113,7 +113,9 @@ def _files_of(name: str) -> list[str]:
         below = (os.path.join(top, one) for top, _, ones in os.walk(name) for one in ones if not one.startswith("."))
         files = sorted(path for path in below if os.path.splitext(path)[1].lower() in ENDINGS)
         if not files:
-            raise InputError(f"{name} holds no file that ends in {', '.join(ENDINGS)}: name the files, and their format")
+            raise InputError(
+                f"{name} holds no file that ends in {', '.join(ENDINGS)}: name the files, and their format"
+            )
         return files
     files = sorted(path for path in glob.glob(name, recursive=True) if os.path.isfile(path))
     if not files and not glob.has_magic(name):

@@ -12,6 +12,8 @@ from multiprocessing.connection import wait as wait_for
 from multiprocessing.context import SpawnProcess
 from typing import Any
 
+import torch
+
 from .. import errors
 from ..errors import DecompXError
 from .units import Unit
@@ -236,7 +238,13 @@ class InThisProcess:
     def run(self, units: Iterator[Unit]) -> Iterator[Done]:
         """Do all units, one after another."""
         for unit in units:
-            yield Done(unit, self._worker.compute(unit, lambda kind, text: self._warn(text)))
+            threads = torch.get_num_threads()
+            torch.set_num_threads(1)  # as in worker processes, so that numbers are the same
+            try:
+                errors = self._worker.compute(unit, lambda kind, text: self._warn(text))
+            finally:
+                torch.set_num_threads(threads)
+            yield Done(unit, errors)
             if self.stopping:
                 return
 

@@ -33,5 +33,7 @@ def load_results(folder: str | os.PathLike[str]) -> Iterator[Explanation | Failu
         settings = json.loads(path.read_text(encoding="utf-8"))
         format_, options = settings["output"], settings["options"]
     except (OSError, ValueError, KeyError) as error:
-        raise InputError(f"{os.fspath(folder)} is no folder of a bulk run: {path} cannot be read ({error!r})") from error
+        raise InputError(
+            f"{os.fspath(folder)} is no folder of a bulk run: {path} cannot be read ({error!r})"
+        ) from error
     return Parts(Path(folder) / "parts", format_, {}).outcomes(options)

@@ -139,7 +139,8 @@ def explain_dataset(
 
 
 def _work(
-    pool: Pool | InThisProcess, parts: Parts, items: Iterator[Item], size: int, shown: Progress, retry: bool) -> Summary:
+    pool: Pool | InThisProcess, parts: Parts, items: Iterator[Item], size: int, shown: Progress, retry: bool
+) -> Summary:
     """Do what is missing."""
     done = parts.spans()
 

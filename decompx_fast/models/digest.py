@@ -13,8 +13,9 @@ from torch import nn
 
 def model_sha256(model: nn.Module) -> str:
     """A digest of the weights and the configuration of a model that is not wrapped."""
-    config: Any = model.config
-    digest = hashlib.sha256(json.dumps(_plain(config.to_dict()), sort_keys=True, default=str).encode())
+    config: Any = getattr(model, "config", None)
+    described = {} if config is None else _plain(config.to_dict())
+    digest = hashlib.sha256(json.dumps(described, sort_keys=True, default=str).encode())
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
