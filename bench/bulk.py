@@ -22,11 +22,14 @@ ROOT = Path(__file__).resolve().parent.parent
 ALONE_ROWS = 1024
 
 
-def snippets() -> list[str]:
-    """Texts of the held-out data of the evaluation."""
+def snippets(file: str | None) -> list[str]:
+    """Texts of a file with a column ``text``, or of the held-out data of the evaluation."""
     from decompx_fast.evaluation.snippets import heldout_snippets
+    from decompx_fast.request.tables import format_of, read_rows
 
-    return [one.text for one in heldout_snippets()]
+    if file is None:
+        return [one.text for one in heldout_snippets()]
+    return [row.values["text"] for row in read_rows(file, format_of(file))]
 
 
 def resident_mb(process: int) -> float:
@@ -58,12 +61,13 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rows", type=int, default=20_000)
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--texts", help="a file with a column 'text', in the place of the snippets")
     asked = parser.parse_args()
     from decompx_fast.bulk import explain_dataset
 
     watch = Watch()
     with TemporaryDirectory() as folder:
-        texts = [f"{n} {text}" for n, text in enumerate(islice(cycle(snippets()), asked.rows))]
+        texts = [f"{n} {text}" for n, text in enumerate(islice(cycle(snippets(asked.texts)), asked.rows))]
         data = Path(folder, "rows.jsonl")
         data.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
         watch.start()
@@ -76,18 +80,19 @@ def main() -> None:
     own = os.getpid()
     workers = [peak for process, peak in watch.peaks.items() if process != own]
     load = os.getloadavg()
+    command = f"python bench/bulk.py --rows {asked.rows} --workers {asked.workers}"
     lines = [
         "# Bulk runs",
         "",
-        f"`python bench/bulk.py --rows {asked.rows} --workers {asked.workers}`, on {os.cpu_count()} cores with a load "
-        f"average of {load[0]:.1f} over the last minute and {load[2]:.1f} over the last 15, that is, not alone on them.",
+        f"`{command}` on {os.cpu_count()} cores, with a load average of {load[0]:.1f} over the last minute and "
+        f"{load[2]:.1f} over the last 15.",
         "",
         "| what | value |",
         "| --- | --- |",
         f"| rows | {asked.rows:,} |",
         f"| seconds, with the loading of the model | {seconds:,.1f} |",
         f"| rows a second, with the loading | {asked.rows / seconds:,.1f} |",
-        f"| rows a second of the engine alone, one process of one thread, measured after it | {alone:,.1f} |",
+        f"| rows a second of the engine alone, one thread, measured after it | {alone:,.1f} |",
         f"| peak memory of the parent, MiB | {watch.peaks[own]:,.0f} |",
         f"| peak memory of each worker, MiB | {', '.join(f'{peak:,.0f}' for peak in workers)} |",
         f"| bytes a row | {written / asked.rows:,.0f} |",

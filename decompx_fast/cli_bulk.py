@@ -59,7 +59,7 @@ def bulk(
     quiet: bool,
     **options: Any,
 ) -> None:
-    """Explain all rows of DATA: files, folders and patterns of CSV, TSV, JSONL, Parquet or text; '-' for standard input.
+    """Explain all rows of DATA: files, folders, patterns (CSV, TSV, JSONL, Parquet, text); '-': standard input.
 
     \b
     Writes parts of Parquet (or JSON Lines) to DIR/parts. However the run ends,

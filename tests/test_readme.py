@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import get_type_hints
 
+import evaluation_samples
 import models
 import pytest
 import task_models
@@ -25,7 +26,8 @@ def python_blocks() -> list[str]:
 def test_readme_examples_run() -> None:
     matplotlib = pytest.importorskip("matplotlib")
     matplotlib.use("Agg")
-    first, options, tasks = (block for block in python_blocks() if "similarity(" not in block)
+    own = ("similarity(", "explain_dataset(")  # have tests of their own
+    first, options, tasks = (block for block in python_blocks() if not any(name in block for name in own))
     first, count = re.subn(r"DecompX\.from_pretrained\(.*?\)", "DecompX.demo()", first)
     assert count == 1
     names: dict = {}  # each example has what it needs from those before it
@@ -39,6 +41,18 @@ def test_readme_examples_run() -> None:
     names["of_task"] = lambda task: DecompX(task_models.model(task), models.word_piece())
     exec(tasks, names)
     assert names["named"].entities
+
+
+@pytest.mark.slow
+def test_readme_example_of_bulk_runs(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("reviews.csv").write_text("text\ngood film\nbad film\n", encoding="utf-8")
+    evaluation_samples.save_classifier(tmp_path / "path" / "to" / "model")
+    (block,) = (block for block in python_blocks() if "explain_dataset(" in block)
+    block, count = re.subn('bias="none"', 'bias="none", workers=0', block)
+    assert count == 1
+    exec(block, {"__name__": "__main__"})
+    assert capsys.readouterr().out == "0\n1\n"
 
 
 @pytest.mark.slow
