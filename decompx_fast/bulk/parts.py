@@ -214,4 +214,4 @@ def _arrow() -> tuple[Any, Any]:
     Raises:
         MissingPackageError: if it is not installed.
     """
-    return tuple(import_optional(name, "bulk", extra="bulk") for name in ("pyarrow", "pyarrow.parquet"))  # type: ignore
+    return import_optional("pyarrow", "bulk", extra="bulk"), import_optional("pyarrow.parquet", "bulk", extra="bulk")
