@@ -22,6 +22,7 @@ from setuptools import Extension, setup
 
 PACKAGES = [
     "decompx_fast",
+    "decompx_fast.bulk",
     "decompx_fast.engines",
     "decompx_fast.engines.adjoint",
     "decompx_fast.engines.forward",

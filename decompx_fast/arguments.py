@@ -72,6 +72,7 @@ class Arguments(Options, total=False):
     workspace_bytes: int | None
     positions: Sequence[int]
     check: Literal["standard", "thorough"]
+    read_ahead: int | None
 
 
 def spelled_out(as_in: Callable[..., Any]) -> Callable[[_Function], _Function]:

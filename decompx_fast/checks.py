@@ -93,9 +93,9 @@ def check_positions(positions: Sequence[int]) -> tuple[int, ...]:
     return tuple(positions)
 
 
-def check_batch_size(batch_size: int | None) -> int | None:
+def check_batch_size(batch_size: int | None, name: str = "batch_size") -> int | None:
     if batch_size is None:
         return None
     if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-        raise OptionError(f"batch_size={batch_size!r}: use a whole number from 1, or None for what fits")
+        raise OptionError(f"{name}={batch_size!r}: use a whole number from 1, or None for what fits")
     return batch_size

@@ -1,4 +1,4 @@
-"""The command line: ``decompx-fast explain``, ``similarity``, ``plan``, ``evaluate`` and ``doctor``.
+"""The command line: ``decompx-fast explain``, ``bulk``, ``similarity``, ``plan``, ``evaluate`` and ``doctor``.
 
 Exit codes: 0 for success; 2 for a wrong use of the command, which is an option, or a value of one (an engine, a class
 of the model, a column of the file), that does not exist; 1 for everything else: a model, a file or a text that cannot
@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import click
 
 from . import __version__
+from .cli_bulk import bulk
 from .cli_similarity import similarity
 from .config import BiasRule, Variant
 from .errors import DecompXError, OptionError
@@ -288,6 +289,7 @@ def doctor() -> None:
     report()
 
 
+cli.add_command(bulk)
 cli.add_command(similarity)
 
 

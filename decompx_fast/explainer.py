@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args, overload
+from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, TypeAlias, get_args, overload
 
 import torch
 from torch import nn
@@ -32,6 +32,8 @@ from .job import COLUMNS_RECKONED, Job
 from .linearize.copies import Copies
 from .linearize.linearization import find_family, specification, unwrap
 from .linearize.sentence import SentenceEncoder
+from .models.digest import model_sha256
+from .models.origin import Origin, check_same
 from .models.sentence import unpacked
 from .models.tasks import DEFAULT, task_of_model
 from .request.batching import stream
@@ -127,6 +129,7 @@ class DecompX:
         self.dtype = check_dtype(dtype)
         self.batch_size = check_batch_size(batch_size)
         self.name: str | None = None
+        self.origin: Origin | None = None
         self.copies = Copies()
         (find_family if self.compares else check_head)(unwrap(model))
 
@@ -163,6 +166,8 @@ class DecompX:
         model, tokenizer = load_pretrained(path_or_id, half=half, pooling=pooling, task=asked)
         explainer = cls(to_device(model, device), tokenizer, **arguments)
         explainer.name = os.fspath(path_or_id)
+        given = {"half": half, "task": task, "pooling": pooling}
+        explainer._loaded_by("from_pretrained", path_or_id=explainer.name, **given)
         return explainer
 
     @classmethod
@@ -177,6 +182,7 @@ class DecompX:
         model, tokenizer = load_demo()
         explainer = cls(to_device(model, device), tokenizer, **arguments)
         explainer.name = "demo"
+        explainer._loaded_by("demo")
         return explainer
 
     @classmethod
@@ -206,7 +212,24 @@ class DecompX:
         model, tokenizer = load_sentence_encoder(str(find_base()))
         explainer = cls(to_device(model, device), tokenizer, **arguments)
         explainer.name = "demo encoder"
+        explainer._loaded_by("demo_encoder")
         return explainer
+
+    def _loaded_by(self, loader: str, **arguments: Any) -> None:
+        self.origin = Origin.of(loader, self.model, self.tokenizer, **arguments)
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
+        """Pickled by the folder that its model was loaded from, if there is one and the model is as it was then, and
+        otherwise with the model."""
+        origin = self.origin
+        if origin is None or not origin.holds(self.model, self.tokenizer):
+            return _with_model, (type(self), {**vars(self), "origin": None})
+        own = {"config": self.config, "engine": self.engine, "dtype": self.dtype, "batch_size": self.batch_size}
+        sha256 = model_sha256(unwrap(self.model))
+        return _by_origin, (type(self), origin.loader, origin.arguments, str(self.device), own, self.name, sha256)
+
+    def __copy__(self) -> DecompX:
+        return _with_model(type(self), vars(self))
 
     @property
     def task(self) -> str:
@@ -294,6 +317,7 @@ class DecompX:
         contrast: str | None = None,
         answer: str | None = None,
         is_split_into_words: bool = False,
+        read_ahead: int | None = None,
         **options: Any,
     ) -> tuple[Iterator[Explanation | Failure], bool]:
         """Check every argument now, and return a lazy stream."""
@@ -349,10 +373,14 @@ class DecompX:
             encoded = Continuation(self, question, limits.positions, spec.classes, single).follow(encoded, skip=skip)
         encoded = encoded if asker is None else asker.checked(encoded, skip=skip)
         size = self.batch_size if batch_size is None else check_batch_size(batch_size)
+        ahead = check_batch_size(read_ahead, "read_ahead")
         total = len(texts) if isinstance(texts, Sequence) and not single else None
         pairs = with_sources(encoded, sources, skip=skip)
         run = job.run_or_fail if skip else job.run
-        return stream(run, pairs, batch_size=size, total=total, progress=progress, bytes_of=job.bytes_of), single
+        results = stream(
+            run, pairs, batch_size=size, total=total, progress=progress, bytes_of=job.bytes_of, read_ahead=ahead
+        )
+        return results, single
 
     @overload
     def explain(
@@ -504,6 +532,8 @@ class DecompX:
                 model magnifies rounding so much that scores may be wrong by percents; ``"thorough"`` measures how
                 wrong they are, as ``score_error``, by computing twice more in float64. Completeness tells neither.
             progress: show a bar on standard error; ``None``: where that is a terminal and there are several batches.
+            read_ahead: so many inputs are read ahead, whatever ``batch_size`` is: the more, the more of them are
+                equally long.
             **options: single options of :class:`DecompXConfig`.
         """
         return self._start(texts, **arguments)[0]
@@ -659,3 +689,30 @@ class DecompX:
             device=self.device,
             limit=limit,
         )
+
+
+def _with_model(kind: type[DecompX], state: dict[str, Any]) -> DecompX:
+    """An explainer from all that it holds."""
+    explainer = object.__new__(kind)
+    vars(explainer).update(state)
+    return explainer
+
+
+def _by_origin(
+    kind: type[DecompX],
+    loader: str,
+    arguments: dict[str, Any],
+    device: str,
+    own: dict[str, Any],
+    name: str | None,
+    sha256: str,
+) -> DecompX:
+    """An explainer whose model is loaded from where it was.
+
+    Raises:
+        ModelLoadError: if another model is there now.
+    """
+    explainer: DecompX = getattr(kind, loader)(**arguments, device=device, **own)
+    check_same(explainer.model, sha256, arguments)
+    explainer.name = name
+    return explainer

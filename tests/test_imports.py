@@ -43,13 +43,25 @@ MAY_IMPORT = {
     "job": {"asking", "compiling", "explainer", *BELOW_EXPLAINER},
     "similarity": {"explainer", "job", *BELOW_EXPLAINER},
     "explainer": {"arguments", "asking", "checks", "compiling", "continuing", "job", "similarity", *BELOW_EXPLAINER},
-    "evaluation": {"evaluation", "explainer", *BELOW_EXPLAINER},
+    "folder": {"result.file", *BASE},
+    "bulk": {"bulk", "explainer", "folder", *BELOW_EXPLAINER},
+    "evaluation": {"evaluation", "folder", "explainer", *BELOW_EXPLAINER},
     "doctor": {"ops", *BASE},
     "outputs": {"result", *BASE},
     "cli_explain": {"explainer", "outputs", *BELOW_EXPLAINER},
     "__main__": {"cli"},
     "cli_similarity": {"explainer", "outputs", "cli_explain", *BELOW_EXPLAINER},
-    "cli": {"explainer", "evaluation", "doctor", "cli_explain", "cli_similarity", "outputs", *BELOW_EXPLAINER},
+    "cli_bulk": {"bulk", "cli_explain", *BELOW_EXPLAINER},
+    "cli": {
+        "explainer",
+        "cli_bulk",
+        "evaluation",
+        "doctor",
+        "cli_explain",
+        "cli_similarity",
+        "outputs",
+        *BELOW_EXPLAINER,
+    },
 }
 
 # The other packages that a part may import, where they are limited; the packages that one part alone imports.

@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 from typing import get_type_hints
 
+import evaluation_samples
 import models
 import pytest
 import task_models
@@ -30,7 +31,7 @@ def python_blocks() -> list[str]:
 def test_readme_examples_run() -> None:
     matplotlib = pytest.importorskip("matplotlib")
     matplotlib.use("Agg")
-    others = ("similarity(", "demo_lm(", "looker")
+    others = ("similarity(", "demo_lm(", "looker", "explain_dataset(")  # have tests of their own
     first, options, tasks = (block for block in python_blocks() if not any(name in block for name in others))
     first, count = re.subn(r"DecompX\.from_pretrained\(.*?\)", "DecompX.demo()", first)
     assert count == 1
@@ -56,6 +57,18 @@ def test_readme_example_of_a_language_model_runs() -> None:
     names: dict = {"DecompX": DecompX}
     exec(block, names)
     assert names["said"].targets[0] == "Paris" and len(names["said"].targets) == 5
+
+
+@pytest.mark.slow
+def test_readme_example_of_bulk_runs(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("reviews.csv").write_text("text\ngood film\nbad film\n", encoding="utf-8")
+    evaluation_samples.save_classifier(tmp_path / "path" / "to" / "model")
+    (block,) = (block for block in python_blocks() if "explain_dataset(" in block)
+    block, count = re.subn('bias="none"', 'bias="none", workers=0', block)
+    assert count == 1
+    exec(block, {"__name__": "__main__"})
+    assert capsys.readouterr().out == "0\n1\n"
 
 
 @pytest.mark.slow

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,6 +12,7 @@ from ..errors import InputError, NumericalError
 from ..explainer import DecompX
 from ..linearize.linearization import describe, input_limits, only_device, unwrap
 from ..linearize.model_run import plain_mode, run_model, undisturbed
+from ..models.digest import model_sha256
 from ..request.encoding import Encoded, Reader
 
 #: Positions in one batch; inputs of a batch are equally long, so that none is padded.
@@ -114,12 +113,7 @@ class Classifier:
 
     def sha256(self) -> str:
         """A digest of the weights and the configuration."""
-        model: Any = unwrap(self.model)
-        digest = hashlib.sha256(json.dumps(_plain(model.config.to_dict()), sort_keys=True, default=str).encode())
-        for name, tensor in sorted(model.state_dict().items()):
-            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-            digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-        return digest.hexdigest()
+        return model_sha256(unwrap(self.model))
 
 
 def batches_of_equal_length(lengths: Sequence[int], positions: int = BATCH_POSITIONS) -> Iterable[list[int]]:
@@ -131,8 +125,3 @@ def batches_of_equal_length(lengths: Sequence[int], positions: int = BATCH_POSIT
         size = max(1, positions // length)
         for start in range(0, len(places), size):
             yield places[start : start + size]
-
-
-def _plain(config: Mapping[str, object]) -> dict[str, object]:
-    """The configuration without where it was loaded from and by which version."""
-    return {name: value for name, value in config.items() if name not in ("_name_or_path", "transformers_version")}

@@ -9,15 +9,14 @@ how tables show each.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..errors import InputError, OutputError
+from ..errors import InputError
+from ..folder import RunFolder
 from ..optional import import_optional
 from ..result.file import atomic_write
 
@@ -25,12 +24,8 @@ FORMAT = "decompx_fast.evaluation, version 1"
 
 Record = dict[str, Any]  # one text and one method: columns and their values
 
-_SHOWN = 60  # characters of a setting in a message
 
-_TEMPORARY = re.compile(r"\.[0-9a-f]{16}\.tmp")  # what atomic_write leaves when it is killed
-
-
-class Store:
+class Store(RunFolder):
     """The folder of a run.
 
     Args:
@@ -39,67 +34,7 @@ class Store:
     """
 
     def __init__(self, folder: str | os.PathLike[str], settings: Mapping[str, Any]) -> None:
-        self.folder = Path(folder)
-        self.settings = json.loads(json.dumps({"format": FORMAT, **settings}))
-
-    @contextlib.contextmanager
-    def opened(self) -> Iterator[Store]:
-        """Create the folder or check that it belongs to the same settings, and keep others out of it meanwhile.
-
-        Raises:
-            InputError: if it holds results of other settings, with what differs.
-            OutputError: if it cannot be written, or another run is at work there.
-        """
-        try:
-            (self.folder / "parts").mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise OutputError(f"out={str(self.folder)!r} cannot be made a folder: {error.strerror or error}") from error
-        with self._locked():
-            self._check_settings()
-            for path in (*self.folder.glob(".*.tmp"), *(self.folder / "parts").glob("*/.*.tmp")):
-                if _TEMPORARY.fullmatch(path.name):
-                    path.unlink()
-            yield self
-
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        """Hold the folder's lock, which the system releases when this process ends, in whatever way."""
-        try:
-            import fcntl
-        except ImportError:  # not on Windows
-            yield
-            return
-        with open(self.folder / ".lock", "w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise OutputError(
-                    f"another run is at work in {self.folder}: wait for its end, or choose another folder"
-                ) from error
-            yield
-
-    def _check_settings(self) -> None:
-        path = self.folder / "run.json"
-        if not path.exists():
-            if any((self.folder / "parts").glob("*/*.parquet")):
-                raise InputError(f"{self.folder} holds results but no {path.name}: choose an empty folder")
-            text = json.dumps(self.settings, indent=1, ensure_ascii=False)
-            atomic_write(path, lambda temporary: Path(temporary).write_text(text + "\n", encoding="utf-8"))
-            return
-        try:
-            found = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise InputError(f"{path} is damaged ({error}): choose another folder, or empty this one") from error
-        different = [
-            "{}: {} there, {} now".format(name, *_short_pair(found.get(name), self.settings.get(name)))
-            for name in sorted({*found, *self.settings})
-            if found.get(name) != self.settings.get(name)
-        ]
-        if different:
-            raise InputError(
-                f"{self.folder} holds results of other settings ({'; '.join(different)}): choose another folder, or "
-                "the settings that it began with"
-            )
+        super().__init__(folder, {"format": FORMAT, **settings}, results="parts/*/*.parquet")
 
     def path(self, method: str, chunk: int) -> Path:
         """Where a part is, or will be."""
@@ -153,15 +88,3 @@ class Store:
             except (OSError, arrow.ArrowException) as error:
                 raise InputError(f"{path} cannot be read ({error}): delete it, and run again") from error
         return arrow.concat_tables(parts, promote_options="permissive").sort_by("index")
-
-
-def _short_pair(there: object, now: object) -> tuple[str, str]:
-    """Two values that differ, each cut to what shows where."""
-    texts = [json.dumps(value, ensure_ascii=False) for value in (there, now)]
-    same = len(os.path.commonprefix(texts))
-    start = max(0, same - 20) if max(map(len, texts)) > _SHOWN else 0
-    first, second = (
-        ("..." if start else "") + text[start : start + _SHOWN] + ("..." if len(text) > start + _SHOWN else "")
-        for text in texts
-    )
-    return first, second

@@ -38,6 +38,7 @@ def stream(
     total: int | None,
     progress: bool | None,
     bytes_of: Callable[[Pair], int],
+    read_ahead: int | None = None,
 ) -> Iterator[Explanation | Failure]:
     """Explain inputs as they come, in batches of equally long ones, and yield in their order.
 
@@ -52,11 +53,12 @@ def stream(
         total: how many inputs there are, if that is known.
         progress: show a bar; ``None``: where standard error is a terminal and there are several batches.
         bytes_of: what one input takes while it is computed.
+        read_ahead: so many instead of :func:`look_ahead`.
     """
     error: BaseException | None = None
     with _progress(total, progress, batch_size) as advance:
         while error is None:
-            window, error = _read_window(pairs, look_ahead(batch_size))
+            window, error = _read_window(pairs, read_ahead or look_ahead(batch_size))
             if not window:
                 break
             inputs = {n: one for n, one in enumerate(window) if not isinstance(one, Failure)}

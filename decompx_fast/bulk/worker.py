@@ -1,0 +1,247 @@
+"""What a worker does: it loads the model once, and turns units of rows into parts on disk."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import re
+import signal
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from multiprocessing import parent_process
+from multiprocessing.connection import Connection
+from multiprocessing.connection import wait as wait_for
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .. import __version__
+from ..errors import DecompXError, InputError, OptionError
+from ..explainer import DecompX
+from ..linearize.linearization import unwrap
+from ..models.digest import model_sha256
+from ..result.explanation import Explanation
+from ..result.failure import OF_AN_INPUT, Failure
+from .parts import Parts, Record, record_of
+from .units import Item, Unit
+
+#: Packages whose version may change a number.
+_VERSIONED = ("torch", "transformers", "numpy")
+
+#: Of the explainer's arguments, those whose results no part has room for.
+_NOT_KEPT = ("stages", "positions", "stage_output")
+
+Tell = Callable[..., object]
+
+
+@dataclass(frozen=True)
+class Task:
+    """All that a worker needs.
+
+    Attributes:
+        model: a folder, the id of a hub, an explainer; ``None`` for the demo model.
+        load: arguments of :meth:`DecompX.from_pretrained`.
+        arguments: of :meth:`DecompX.explain_iter`.
+        words: whether to merge the tokens of each word.
+        stop: whether a row that cannot be explained ends the run.
+        folder: where parts go.
+        format: of the parts.
+        devices: where each worker computes, in turn; empty for where the model is.
+    """
+
+    model: str | DecompX | None
+    load: Mapping[str, Any]
+    arguments: Mapping[str, Any]
+    words: bool
+    stop: bool
+    folder: str
+    format: str
+    devices: tuple[str, ...] = ()
+
+    def explainer(self, number: int) -> DecompX:
+        """The model, loaded anew where it is not given loaded."""
+        if isinstance(self.model, DecompX):
+            return self.model
+        device = self.devices[number % len(self.devices)] if self.devices else None
+        if self.model is None:
+            return DecompX.demo(device=device)
+        return DecompX.from_pretrained(self.model, device=device, **self.load)
+
+
+class Worker:
+    """Explains units and writes their parts.
+
+    Args:
+        task: what is asked.
+        number: of the worker, from 0.
+
+    Raises:
+        DecompXError: if the model cannot be loaded, or an argument cannot be used.
+    """
+
+    def __init__(self, task: Task, number: int = 0) -> None:
+        for name in _NOT_KEPT:
+            if name in task.arguments:
+                raise OptionError(f"{name}={task.arguments[name]!r}: parts have no column for it: leave it out")
+        self.task = task
+        self.explainer = task.explainer(number)
+        self._arguments = dict(task.arguments)
+        if "targets" in task.arguments:
+            self._arguments["targets"] = _by_index(task.arguments["targets"], self.explainer.labels)
+        self.explainer.explain_iter(iter(()), **self._arguments)  # checks them
+        about = {**self.settings(), "options": self._options()}
+        self.parts = Parts(Path(task.folder), task.format, about)
+
+    def settings(self) -> dict[str, Any]:
+        """All that the numbers depend on, but for the input."""
+        arguments = {name: value for name, value in self.task.arguments.items() if value is not None}
+        explainer = self.explainer
+        return {
+            "model": explainer.name or type(unwrap(explainer.model)).__name__,
+            "model_sha256": model_sha256(unwrap(explainer.model)),
+            "task": explainer.task,
+            "engine": explainer.engine,
+            "dtype": str(explainer.dtype),
+            "batch_size": explainer.batch_size,
+            "device": explainer.device.type,
+            "options": self._options(),
+            "arguments": {name: repr(value) for name, value in sorted(arguments.items())},
+            "words": self.task.words,
+            "decompx_fast": __version__,
+            **{name: importlib.metadata.version(name) for name in _VERSIONED},
+        }
+
+    def _options(self) -> dict[str, Any]:
+        config = self.explainer.config
+        known = config.to_dict()
+        return config.replace(**{n: v for n, v in self.task.arguments.items() if n in known}).to_dict()
+
+    def compute(self, unit: Unit, tell: Tell) -> int:
+        """Explain a unit and write its part.
+
+        Args:
+            unit: what to explain.
+            tell: is called with ``("row", number)`` before each row of a careful unit, and ``("warning", text)``.
+
+        Returns:
+            How many rows of the part have an error.
+
+        Raises:
+            InputError: for the first row that cannot be explained, if that ends the run.
+            OutputError: if the part cannot be written.
+        """
+        with self._warnings(unit, tell):
+            found = dict(self._careful(unit, tell) if unit.careful else self._explained(unit.items))
+        new = {item.number: self._record(item, found[item.number]) for item in unit.items}
+        old: list[Record] = [] if unit.whole else self.parts.read(unit.span)
+        records = [new.get(record["row"], record) for record in old] or list(new.values())
+        self.parts.write(unit.span, records)
+        return sum(record["error"] is not None for record in records)
+
+    def _explained(self, items: tuple[Item, ...]) -> Iterator[tuple[int, Explanation | Failure]]:
+        """The outcome of each, by number; those of equal length are computed together."""
+        readable = [item for item in items if item.text is not None]
+        for item in items:
+            if item.text is None:
+                yield item.number, Failure(item.number, item.problem or "", "InputError")
+        if not readable:
+            return
+        asked = {**self._arguments, "on_error": "skip", "progress": False, "read_ahead": len(readable)}
+        outcomes = self.explainer.explain_iter([item.text for item in readable], **asked)
+        for item, outcome in zip(readable, outcomes, strict=True):
+            yield item.number, self._finished(outcome)
+
+    def _careful(self, unit: Unit, tell: Tell) -> Iterator[tuple[int, Explanation | Failure]]:
+        """The same one by one, and without those that are marked."""
+        for item in unit.items:
+            if item.number in unit.marked:
+                yield item.number, Failure(item.number, unit.marked[item.number], "WorkerEnded")
+                continue
+            tell("row", item.number)
+            yield from self._explained((item,))
+        tell("row", None)
+
+    def _finished(self, outcome: Explanation | Failure) -> Explanation | Failure:
+        if isinstance(outcome, Failure) or not self.task.words:
+            return outcome
+        try:
+            return outcome.words()
+        except OF_AN_INPUT as error:
+            return Failure.of(0, error)
+
+    def _record(self, item: Item, outcome: Explanation | Failure) -> Record:
+        if isinstance(outcome, Failure):
+            message = _named(outcome.error, [item])
+            if self.task.stop:
+                raise InputError(f"{message} ({item.place})" if item.place not in message else message)
+            outcome = replace(outcome, error=message)
+        return record_of(item, outcome)
+
+    @contextmanager
+    def _warnings(self, unit: Unit, tell: Tell) -> Iterator[None]:
+        """Hand warnings on, with the rows that they are about."""
+        readable = [item for item in unit.items if item.text is not None]
+
+        def show(message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
+            if issubclass(category, UserWarning):
+                tell("warning", _named(str(message), readable))
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("always", UserWarning)
+            warnings.showwarning = show
+            yield
+
+
+def _by_index(targets: Any, labels: tuple[str, ...]) -> Any:
+    """Targets of a command line, which may be the indices of classes where no class has that name."""
+    if not isinstance(targets, list):
+        return targets
+    written = (isinstance(one, str) and one.isdecimal() and labels and one not in labels for one in targets)
+    return [int(one) if is_index else one for one, is_index in zip(targets, written, strict=True)]
+
+
+def _named(message: str, items: list[Item]) -> str:
+    """A message of the explainer, which counts inputs from 0, with a row's own place; alone it is "the input"."""
+
+    def name(found: re.Match[str]) -> str:
+        number = 0 if len(items) == 1 else int(found[1])
+        return items[number].place if number < len(items) else found[0]
+
+    return re.sub(r"\binput (\d+)\b", name, message, count=1)
+
+
+def serve(connection: Connection, task: Task, number: int) -> None:
+    """The life of a worker process: units come, and what became of each goes back, until there are no more."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all of them: the parent ends them in order
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    if not any(device.startswith("cuda") for device in task.devices):
+        torch.set_num_threads(1)  # sums over more of them come in another order, and round differently
+
+    def tell(*message: Any) -> None:
+        connection.send(message)
+
+    try:
+        worker = Worker(task, number)
+        tell("ready", worker.settings() if number == 0 else None)
+        while (unit := connection.recv()) is not None:
+            tell("done", worker.compute(unit, tell))
+    except EOFError:
+        return
+    except DecompXError as error:
+        tell("failed", type(error).__name__, str(error))
+    except MemoryError:
+        os._exit(1)  # as if the system had ended it: another takes over
+    except Exception as error:
+        tell("failed", "DecompXError", f"unexpected {type(error).__name__} in a worker: {error}")
+
+
+def _end_with_parent() -> None:
+    """A parent that is killed cannot end its workers, which would go on for it."""
+    parent = parent_process()
+    if parent is not None:
+        wait_for([parent.sentinel])
+        os._exit(1)
