@@ -12,7 +12,8 @@ computing a second and a third time in float64.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -35,8 +36,11 @@ from .attribution import Attribution
 #: error of some percent; elsewhere the bound leaves room for models that magnify ten times as much as is estimated.
 NOTEWORTHY, NOTEWORTHY_OF_HALF = 0.005, 0.05
 
-#: Target positions whose attention weights are looked at.
+#: At so many target positions, at the most, attention weights are looked at.
 SAMPLED_ROWS = 16
+
+#: Attentions of several layers whose queries and keys have no more bytes than this together are looked at as one.
+TOGETHER_BYTES = 2 << 20
 
 #: What an estimate is multiplied by. Of random models with saturated attention and norms of tiny variance, most then
 #: have a smaller error, and the worst one of ten times the estimate: what a layer magnifies is not carried on.
@@ -73,33 +77,68 @@ class Conditioning:
         self._half_smallest = numbers.tiny * numbers.eps / 2 if dtype is torch.float16 else None
         self._terms: list[Tensor] = []
         self._factors: list[float] = []
+        self._quotients: list[Tensor] = []  # of norms, [b, i] each, all with one factor
+        self._mean = self._constants = 0.0
+        self._waiting: dict[
+            tuple[object, ...], list[AttentionPattern]
+        ] = {}  # of short texts: alike, and looked at together
 
     def note(self, layer: LinearizedLayer, state: Tensor | None = None) -> None:
         """A layer, complete, and the decomposed state ``[b, i, k, d]`` before it, if there is one."""
-        constants = max(_rounding(layer.input.dtype), self._model)
+        self._constants = max(_rounding(layer.input.dtype), self._model)
+        self._mean = 1 / (layer.input.shape[1] * math.sqrt(layer.input.shape[-1]))
         for sublayer in layer.sublayers:
-            for norm, size in _norms(sublayer):
-                mean = 1 / (size.shape[-1] * math.sqrt(layer.input.shape[-1]))
-                self._add((size / norm.std).sum(-1), self._state * mean)
+            self._quotients += (size / norm.std for norm, size in _norms(sublayer))
             for op in sublayer.ops:
-                for pattern in (part.pattern for part in op.parts) if isinstance(op, Attention) else ():
-                    rows, alpha = _sampled_weights(pattern)
-                    self._add(*_attention_gain(pattern, rows, alpha, constants))
-                    if self._lost_below is not None:
-                        self._add(_share_below(self._lost_below, pattern, rows, alpha), 1.0)
-
+                for part in op.parts if isinstance(op, Attention) else ():
+                    self._wait(part.pattern)
         if self._half_smallest is not None and state is not None:
             for size in _sizes(layer, state):
                 self._add(1 / size, self._half_smallest)
 
+    # Numbers are few here, so it is operations that take time: all that can wait is done at once in the end.
+
     def _add(self, term: Tensor, factor: float) -> None:
-        # Numbers are few here, so it is operations that take time: all that can wait is done at once in the end.
         self._terms.append(term)
         self._factors.append(factor)
+
+    def _wait(self, pattern: AttentionPattern) -> None:
+        """Look at an attention, or keep it for a look at several layers' at once."""
+        own = (pattern.scale, pattern.causal, pattern.window, pattern.softcap)
+        of_items = (pattern.bias, pattern.sink, pattern.hubs)
+        nbytes = pattern.query.nbytes + pattern.key.nbytes
+        if any(value is not None for value in of_items) or 2 * nbytes > TOGETHER_BYTES:
+            self._look([pattern])
+            return
+        key = (pattern.query.shape, pattern.key.shape, own)
+        waiting = self._waiting.setdefault(key, [])
+        waiting.append(pattern)
+        if (len(waiting) + 1) * nbytes > TOGETHER_BYTES:
+            self._look(self._waiting.pop(key))
+
+    def _look(self, patterns: Sequence[AttentionPattern]) -> None:
+        """Attentions that differ in nothing but queries and keys."""
+        pattern = patterns[0]
+        if len(patterns) > 1:
+            query, key = (torch.cat(found) for found in zip(*((one.query, one.key) for one in patterns), strict=True))
+            pattern = replace(pattern, query=query, key=key)
+        rows, alpha = _sampled_weights(pattern)
+        gain, factor = _attention_gain(pattern, rows, alpha, self._constants)
+        for term in gain.chunk(len(patterns)):
+            self._add(term, factor)
+        if self._lost_below is not None:
+            for term in _share_below(self._lost_below, pattern, rows, alpha).chunk(len(patterns)):
+                self._add(term, 1.0)
 
     @property
     def estimate(self) -> Tensor | None:
         """``[b]``, the estimated error of the scores relative to the largest; ``None`` before the first layer."""
+        for patterns in self._waiting.values():
+            self._look(patterns)
+        self._waiting.clear()
+        for term in torch.stack(self._quotients).sum(-1) if self._quotients else ():
+            self._add(term, self._state * self._mean)
+        self._quotients.clear()
         if not self._terms:
             return None
         terms = torch.stack(self._terms).double()
@@ -176,7 +215,7 @@ def _gain(norm: Norm) -> Tensor:
 def _sampled_weights(pattern: AttentionPattern) -> tuple[slice, Tensor]:
     """Some target positions, and their attention weights ``[b, h, i, j]``."""
     n = pattern.query.shape[2]
-    rows = slice(0, n, max(n // SAMPLED_ROWS, 1))
+    rows = slice(0, n, -(-n // SAMPLED_ROWS))
     return rows, pattern.weights(rows)
 
 

@@ -40,6 +40,10 @@ TOLERANCE = {torch.float64: 1e-10, torch.float32: 5e-5, torch.float16: 1e-2, tor
 TF32_TOLERANCE = 1e-2
 
 
+#: A layer that was recorded, and the largest gap of its steps.
+_Recorded = tuple[LinearizedLayer, float]
+
+
 def supported_architectures() -> list[str]:
     """The class names that can be explained."""
     return sorted(FAMILIES)
@@ -215,21 +219,20 @@ class HuggingFaceLinearization(Recomputed):
         Raises:
             UnsupportedModelError: names the layer and the gap.
         """
-        for layer in self._stream(self._record):
+        record = self._record
+        for layer in self._stream(_nothing if record is None else record.layer):
             yield layer if layer.complete else self.restore(layer)
 
     def take_layers(self) -> Iterator[LinearizedLayer]:
         """The same once more at most, as far as they were recorded: then they may be without their constants."""
         record, self._record = self._record, None
-        for layer in self._stream(record):
-            if record is not None:
-                record.drop(layer.index)
-            yield layer
+        held = {} if record is None else record.take()
+        yield from self._stream(lambda index: held.pop(index, None))
 
-    def _stream(self, record: Record | None) -> Iterator[LinearizedLayer]:
+    def _stream(self, recorded_layer: Callable[[int], _Recorded | None]) -> Iterator[LinearizedLayer]:
         x = self.embedding
         for index in range(self.num_layers):
-            recorded = None if record is None else record.layer(index)
+            recorded = recorded_layer(index)
             if recorded is None:
                 layer = self.layer(index, x)
                 self._check(layer.output, self._run.states[index + 1], f"layer {index}")
@@ -293,6 +296,10 @@ class HuggingFaceLinearization(Recomputed):
         tolerance = max(TOLERANCE[dtype] for dtype in dtypes)
         tf32 = self.embedding.is_cuda and torch.get_float32_matmul_precision() != "highest"
         return max(tolerance, TF32_TOLERANCE) if tf32 and torch.float32 in dtypes else tolerance
+
+
+def _nothing(_index: int) -> None:
+    """No layer was recorded."""
 
 
 def own_read(spec: ModelSpec, inputs: Mapping[str, Tensor]) -> Read:

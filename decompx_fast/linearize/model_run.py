@@ -24,8 +24,8 @@ from .spec import Context, ModelSpec, RoutedSpec, choice_name
 @contextmanager
 def plain_mode(device: torch.device) -> Iterator[None]:
     """No autograd, no inference mode and no autocast: whatever the caller's are, results are ordinary and exact."""
-    available = torch.amp.is_autocast_available(device.type)
-    autocast = torch.autocast(device.type, enabled=False) if available else nullcontext()
+    on = torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
+    autocast = torch.autocast(device.type, enabled=False) if on else nullcontext()
     with torch.inference_mode(False), torch.no_grad(), autocast:
         yield
 

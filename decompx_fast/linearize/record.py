@@ -125,9 +125,7 @@ class _Mark:
     sketch: Tensor
 
     def holds(self) -> bool:
-        if self.state._version != self.version:
-            return False
-        return bool(row_gap(_sketch(self.state), self.sketch) <= STEP_TOLERANCE[self.state.dtype])
+        return bool(_holding([self]))
 
 
 @dataclass(frozen=True)
@@ -139,9 +137,12 @@ class _Held:
     versions: tuple[tuple[Tensor, int], ...]
     gap: float
 
+    @property
+    def versions_hold(self) -> bool:
+        return all(tensor._version == version for tensor, version in self.versions)
+
     def holds(self) -> bool:
-        unchanged = all(tensor._version == version for tensor, version in self.versions)
-        return unchanged and all(mark.holds() for mark in self.marks)
+        return self.versions_hold and all(mark.holds() for mark in self.marks)
 
 
 class Record:
@@ -221,9 +222,30 @@ class Record:
         held = self._held.get(index)
         return (held.layer, held.gap) if held is not None and held.holds() else None
 
-    def drop(self, index: int) -> None:
-        """Hold this layer no longer."""
-        self._held.pop(index, None)
+    def take(self) -> dict[int, tuple[LinearizedLayer, float]]:
+        """All that :meth:`layer` gives, by the layers' numbers, looked at together; they are held here no longer."""
+        held, self._held = self._held, {}
+        good = _holding([*{id(mark): mark for one in held.values() for mark in one.marks}.values()])
+        return {
+            index: (one.layer, one.gap)
+            for index, one in held.items()
+            if one.versions_hold and all(id(mark) in good for mark in one.marks)
+        }
+
+
+def _holding(marks: Sequence[_Mark]) -> set[int]:
+    """Of these marks, those whose states were not modified since, by their ``id``."""
+    alike: dict[object, list[_Mark]] = {}
+    for mark in marks:
+        if mark.state._version == mark.version:
+            alike.setdefault((mark.state.shape, mark.state.dtype, mark.state.device), []).append(mark)
+    good: set[int] = set()
+    for same in alike.values():
+        found, known = torch.stack([_sketch(mark.state) for mark in same]), torch.stack([mark.sketch for mark in same])
+        gaps = _row_gaps(found, known).flatten(1).amax(1).tolist()
+        most = STEP_TOLERANCE[same[0].state.dtype]
+        good |= {id(mark) for mark, gap in zip(same, gaps, strict=True) if gap <= most}
+    return good
 
 
 def product_sketches(map_: Affine, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -241,8 +263,12 @@ def product_sketches(map_: Affine, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor
 
 def row_gap(ours: Tensor, theirs: Tensor) -> Tensor:
     """The largest difference of two rows, relative to the norm of the second, as a number on the device."""
-    size = theirs.norm(dim=-1).clamp_min(torch.finfo(theirs.dtype).tiny)
-    return ((ours - theirs).norm(dim=-1) / size).amax()
+    return _row_gaps(ours, theirs).amax()
+
+
+def _row_gaps(ours: Tensor, theirs: Tensor) -> Tensor:
+    size = torch.linalg.vector_norm(theirs, dim=-1).clamp_min_(torch.finfo(theirs.dtype).tiny)
+    return torch.linalg.vector_norm(ours - theirs, dim=-1).div_(size)
 
 
 def _maps(layer: LayerSpec) -> Iterator[Affine]:
