@@ -38,6 +38,8 @@ def refuse_misspelt_arguments(options: Mapping[str, Any]) -> None:
     for name in options:
         near = [] if name in known else difflib.get_close_matches(name, [*known, *ARGUMENTS], n=1)
         if near and near[0] in ARGUMENTS:
+            if near[0] == name:
+                raise OptionError(f"{name!r} is no option of this call: leave it out")
             raise OptionError(f"unknown option {name!r}: did you mean {near[0]!r}?")
 
 

@@ -97,7 +97,7 @@ class Comparison:
             ("side", side, get_args(Sides)),
             ("sources", sources, UNITS),
         ):
-            if value not in allowed:
+            if not isinstance(value, str) or value not in allowed:
                 raise OptionError(f"{name}={value!r}: use one of {', '.join(map(repr, allowed))}")
         for name, wanted in (("head", True), ("aggregation", "vector"), ("stages", ())):
             if getattr(config, name) != wanted:

@@ -393,4 +393,4 @@ def test_arguments_of_a_wrong_kind():
     text = message(UnsupportedModelError, DecompX, BertModel(model.config))
     assert "BertModel has no head" in text and "pooling='mean'" in text
     text = message(UnsupportedModelError, DecompX, BertForPreTraining(model.config))
-    assert "BertForPreTraining cannot be explained yet: supported are " in text and "BertForSequenceClass" in text
+    assert "BertForPreTraining cannot be explained exactly: it has two heads" in text

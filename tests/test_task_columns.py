@@ -185,7 +185,7 @@ def test_bad_questions_of_token_classification():
         ask, encoded, given, Question(targets="B-PRE"), match=("no label 'B-PRE'", "did you mean 'B-PER'", "'O' (0)")
     )
     refuses(ask, encoded, given, Question(at=1, targets=9), match=("no label 9", "'I-ORG' (6)"))
-    refuses(ask, encoded, given, Question(at=1, targets=1.5), match=("targets holds 1.5",))
+    refuses(ask, encoded, given, Question(at=1, targets=1.5), match=("1.5 is no label", "targets"))
     refuses(ask, encoded, given, Question(at=1, targets={}), match=("direction in targets is empty",))
     refuses(ask, encoded, given, Question(at=1, targets={"O": "x"}), match=("weight of 'O'", "finite number"))
     refuses(ask, encoded, given, Question(at=1, targets=[]), match=("targets is an empty list",))

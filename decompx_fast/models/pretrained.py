@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..errors import ModelLoadError, UnsupportedModelError, warn_user
+from ..errors import InputError, ModelLoadError, UnsupportedModelError, warn_user
 from ..linearize.linearization import find_family, refuse_prompts
 from ..optional import import_optional
 from .tasks import DEFAULT, KINDS, PICTURES, task_of_architectures, task_of_model
@@ -51,7 +51,9 @@ def load_pretrained(
     name = os.fsdecode(path_or_id)
     from .sentence import is_sentence_folder, load_sentence_encoder
 
-    if is_sentence_folder(name):
+    if task is not None and pooling is not None:
+        raise InputError(f"task={task!r} has a head, and pooling={pooling!r} is for models without: leave one out")
+    if task is None and is_sentence_folder(name):
         return load_sentence_encoder(name, pooling=pooling, half=half)
     _check_place(name)
     if pooling is not None:

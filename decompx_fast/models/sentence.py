@@ -33,6 +33,9 @@ _POOLING_FLAGS = {
     "pooling_mode_lasttoken": "lasttoken",
 }
 
+#: Modules that mean nothing without their configuration.
+_CONFIGURED = ("Pooling", "Dense", "LayerNorm")
+
 _ACTIVATIONS: dict[str, type[nn.Module]] = {
     name: getattr(nn, name) for name in ("Tanh", "ReLU", "GELU", "SiLU", "Identity")
 }
@@ -107,7 +110,15 @@ def load_sentence_encoder(name: str, *, pooling: Any = None, half: bool = False)
     tail = _Tail()
     for entry in entries[1:]:
         path = folder / str(entry.get("path", ""))
-        tail.add(str(entry.get("type")).rpartition(".")[2], _read(path / "config.json", dict, optional=True), path)
+        kind = str(entry.get("type")).rpartition(".")[2]
+        config = _read(path / "config.json", dict, optional=kind not in _CONFIGURED)
+        try:
+            tail.add(kind, config, path)
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            if isinstance(error, InputError):
+                raise
+            what = f"{os.fspath(path / 'config.json')!r} does not describe a {kind} module"
+            raise ModelLoadError(f"{what}: {type(error).__name__}: {_first_line(error)}") from error
     most = settings.get("max_seq_length") or getattr(tokenizer, "model_max_length", None)
     return tail.finish(encoder, most).to(next(encoder.parameters()).dtype).eval(), tokenizer
 
@@ -254,7 +265,8 @@ def _check_settings(settings: Mapping[str, Any]) -> None:
     if settings.get("truncate_dim") is not None:
         raise _unsupported(f"vectors that are cut (truncate_dim={settings['truncate_dim']})")
     name = settings.get("default_prompt_name")
-    prompt = (settings.get("prompts") or {}).get(name) if name else None
+    prompts = settings.get("prompts")
+    prompt = prompts.get(name) if name and isinstance(prompts, Mapping) else None
     if prompt:
         warn_user(f"this model puts the prompt {prompt!r} before every text, and it is not added here: write it there")
 

@@ -5,6 +5,7 @@ A *term* is one output at one position; a *column* is a weighted sum of terms.
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -209,10 +210,7 @@ def _written(weights: Mapping[int, float], name_of: Callable[[int], str]) -> str
 def with_own_names(columns: Sequence[Column]) -> tuple[Column, ...]:
     """The columns, each once, of which those that share a name say the numbers of their tokens too, and then of their
     outputs."""
-    once: list[Column] = []
-    for column in columns:
-        if column not in once:
-            once.append(column)
+    once = list({(column.name, *column.terms.items()): column for column in columns}.values())
     for kind, sign in (("position", "#"), ("output", "output ")):
         count = Counter(column.name for column in once)
         once = [replace(c, name=f"{c.name} ({_numbers(c, kind, sign)})") if count[c.name] > 1 else c for c in once]
@@ -224,7 +222,18 @@ def _numbers(column: Column, kind: str, sign: str) -> str:
     return ", ".join(f"{sign}{number}" for number in dict.fromkeys(getattr(term, kind) for term in column.terms))
 
 
+def index_of(value: Any) -> int | None:
+    """A whole number, of Python's, NumPy's or a tensor's; ``None`` for all else."""
+    if isinstance(value, bool):
+        return None
+    try:
+        return operator.index(value)
+    except (TypeError, ValueError, RuntimeError):
+        return None
+
+
 def check_count(name: str, value: Any) -> None:
     """Raise an InputError unless it is a whole number from 1."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    count = index_of(value)
+    if count is None or count < 1:
         raise InputError(f"{name}={value!r}: use a whole number from 1")

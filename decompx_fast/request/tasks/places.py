@@ -12,6 +12,7 @@ from ...result.tokens import readable_tokens
 from ...result.words import NO_PLACES, Span, TokenGroup
 from ..encoding import Encoded
 from ..sources import word_groups
+from .columns import index_of
 
 #: The forms of ``at=``, for messages.
 FORMS = (
@@ -105,21 +106,40 @@ def _place(item: Any, encoded: Encoded) -> Place:
         return _of_span(_only_place(item, encoded), item, encoded)
     if isinstance(item, tuple):
         return _of_span(_span(item, encoded), item, encoded)
-    if isinstance(item, bool) or not hasattr(item, "__index__"):
+    index, count = index_of(item), len(encoded)
+    if index is None:
         raise InputError(f"at={_said(item)}: {FORMS}")
-    index, count = operator.index(item), len(encoded)
     if not -count <= index < count:
         raise InputError(f"at={index} is beyond the input, which has {count} tokens: use 0 to {count - 1}")
     return Place((index % count,))
 
 
 def _of_word(word: Word, encoded: Encoded) -> Place:
-    words = [one for one in words_of(encoded) if one.span is None or one.span[0] == word.text]
-    if not 0 <= word.index < len(words):
-        raise InputError(
-            f"at=Word({word.index}) is beyond the text, which has {len(words)} words: use 0 to {len(words) - 1}"
-        )
-    return Place(words[word.index].positions)
+    index, text = index_of(word.index), index_of(word.text)
+    if index is None or text is None:
+        raise InputError(f"at={shown(word)}: use whole numbers, as Word(3), or Word(3, text=1) of a pair")
+    texts = max(len(encoded.texts), 1)
+    if not 0 <= text < texts:
+        known = f"there are {texts}, counted from 0" if encoded.texts else "of an encoding, words are counted on"
+        raise InputError(f"at={shown(word)} names the text {text}: {known}")
+    words = _numbered_words(encoded, text)
+    if index in words:
+        return Place(words[index].positions)
+    count = max(words, default=-1) + 1
+    if 0 <= index < count:
+        raise InputError(f"at=Word({index}) has no token: the tokenizer keeps nothing of that word")
+    raise InputError(f"at=Word({index}) is beyond the text, which has {count} words: use 0 to {count - 1}")
+
+
+def _numbered_words(encoded: Encoded, text: int) -> dict[int, TokenGroup]:
+    """The words of one text by their numbers; of words that were split before, some may have no token."""
+    words = [one for one in words_of(encoded) if one.span is None or one.span[0] == text]
+    if encoded.words is None:
+        return dict(enumerate(words))
+    pairs = zip(encoded.words, encoded.spans, strict=True)
+    before = max((number + 1 for number, span in pairs if number is not None and span and span[0] < text), default=0)
+    numbers = [encoded.words[one.positions[0]] for one in words]
+    return {number - before: one for number, one in zip(numbers, words, strict=True) if number is not None}
 
 
 def words_of(encoded: Encoded) -> list[TokenGroup]:

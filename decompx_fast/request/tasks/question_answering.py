@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +12,18 @@ from ...errors import InputError, shown
 from ...result.readings import Answer
 from ..encoding import Encoded
 from ..sources import word_groups
-from .columns import Asked, Column, Direction, Outputs, Question, Term, check_count, directions, with_own_names
+from .columns import (
+    Asked,
+    Column,
+    Direction,
+    Outputs,
+    Question,
+    Term,
+    check_count,
+    directions,
+    index_of,
+    with_own_names,
+)
 from .places import name_of_token, resolve_places, text_of_tokens
 
 #: What the head gives at each token.
@@ -70,14 +80,15 @@ class QuestionAnswering:
         context = _context(encoded)
         best = self._best(encoded, values, context, limit)
         if question.at is None and question.targets is None:
-            return Asked(_columns(encoded, *best.tokens), answer=best)
+            return Asked(_columns(_PlaceNames(encoded), *best.tokens), answer=best)
         if question.at is None:
             places: list[tuple[int, ...]] = [(token,) for token in dict.fromkeys(best.tokens)]
         else:
             places = [place.tokens for place in resolve_places(question.at, encoded)]
         columns: list[Column] = []
+        named = _PlaceNames(encoded)
         for tokens in places:
-            columns += _asked(encoded, tokens, question.targets, limit)
+            columns += _asked(named, tokens, question.targets, limit)
         return Asked(with_own_names(columns), answer=best)
 
     def _best(self, encoded: Encoded, values: Tensor, context: Sequence[int], limit: int) -> Answer:
@@ -116,6 +127,8 @@ def _context(encoded: Encoded) -> list[int]:
         raise InputError("a question and its context are a pair of texts: give (question, context) as a tuple")
     else:
         known = _second_run(encoded.special)
+    if not known and len(encoded.texts) == 2 and any(encoded.spans):
+        raise InputError("the tokenizer keeps nothing of the context, so there is no answer in it: give another one")
     if not known:
         raise InputError(
             "no token of the context is known: give (question, context) as a tuple of texts, or an encoding of such a "
@@ -146,10 +159,10 @@ def _answer(encoded: Encoded, first: int, last: int, score: float, nothing: floa
     return Answer(text[start:end], start, end, score, nothing, (first, last))
 
 
-def _columns(encoded: Encoded, first: int, last: int) -> tuple[Column, ...]:
+def _columns(named: _PlaceNames, first: int, last: int) -> tuple[Column, ...]:
     """The start and the end of a span, and their sum: the logarithm of the answer's score, but for a constant."""
     start, end = Term(first, START), Term(last, END)
-    names = name_of_place(encoded, first), name_of_place(encoded, last)
+    names = named(first), named(last)
     span = names[0] if names[0] == names[1] else f"{names[0]} ... {names[1]}"
     return (
         Column(f"start @ {names[0]}", {start: 1.0}),
@@ -158,7 +171,7 @@ def _columns(encoded: Encoded, first: int, last: int) -> tuple[Column, ...]:
     )
 
 
-def _asked(encoded: Encoded, tokens: Sequence[int], targets: Any, limit: int) -> Sequence[Column]:
+def _asked(named: _PlaceNames, tokens: Sequence[int], targets: Any, limit: int) -> Sequence[Column]:
     """What is asked at one place: an answer's columns, or a direction at each of its tokens."""
     if targets is None:
         if len(tokens) > limit:
@@ -166,26 +179,30 @@ def _asked(encoded: Encoded, tokens: Sequence[int], targets: Any, limit: int) ->
                 f"at names an answer of {len(tokens)} tokens, and max_answer_tokens={limit}: raise it, or name a "
                 "shorter one"
             )
-        return _columns(encoded, tokens[0], tokens[-1])
+        return _columns(named, tokens[0], tokens[-1])
     asked: list[Direction] = directions(targets, _output, OUTPUTS.__getitem__)
-    return [one.at(token, name_of_place(encoded, token)) for token in tokens for one in asked]
+    return [one.at(token, named(token)) for token in tokens for one in asked]
 
 
-def name_of_place(encoded: Encoded, position: int) -> str:
-    """The word that a token is in, or the token itself where words are not known."""
-    if not encoded.texts or encoded.special[position] or not any(encoded.spans):
-        return name_of_token(encoded, position)
-    for group in word_groups(encoded):
-        if position in group.positions and group.span is not None:
-            return " ".join(encoded.texts[group.span[0]][group.span[1] : group.span[2]].split()) or name_of_token(
-                encoded, position
-            )
-    return name_of_token(encoded, position)
+class _PlaceNames:
+    """The word that a token is in, or the token itself where words are not known; words are found once."""
+
+    def __init__(self, encoded: Encoded) -> None:
+        self.encoded = encoded
+        known = encoded.texts and any(encoded.spans)
+        groups = [group for group in word_groups(encoded) if group.span is not None] if known else []
+        self.spans = {position: group.span for group in groups for position in group.positions}
+
+    def __call__(self, position: int) -> str:
+        span = None if self.encoded.special[position] else self.spans.get(position)
+        word = "" if span is None else " ".join(self.encoded.texts[span[0]][span[1] : span[2]].split())
+        return word or name_of_token(self.encoded, position)
 
 
 def _output(key: Any) -> int:
     if isinstance(key, str) and key in OUTPUTS:
         return OUTPUTS.index(key)
-    if not isinstance(key, (bool, str)) and hasattr(key, "__index__") and operator.index(key) in (START, END):
-        return operator.index(key)
+    index = index_of(key)
+    if index in (START, END):
+        return index
     raise InputError(f"targets holds {shown(key)}: at a token of a context there are 'start' (0) and 'end' (1)")

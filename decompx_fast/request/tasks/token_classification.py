@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import difflib
-import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +11,18 @@ from ...errors import InputError, shown
 from ...result.readings import Entity, Prediction
 from ...result.words import TokenGroup
 from ..encoding import Encoded
-from .columns import Asked, Column, Direction, Outputs, Question, check_count, directions, with_own_names
+from .columns import (
+    Asked,
+    Column,
+    Direction,
+    Outputs,
+    Question,
+    Term,
+    check_count,
+    directions,
+    index_of,
+    with_own_names,
+)
 from .places import name_of_token, name_of_word, resolve_places, words_of
 
 #: The label of words that are no entity, in every scheme that has one.
@@ -130,7 +140,7 @@ class TokenClassification:
     def _ignored(self, names: Sequence[str] | None) -> set[int]:
         if names is None:
             return {n for n, label in enumerate(self.labels) if label in BACKGROUND}
-        if isinstance(names, str):
+        if isinstance(names, (str, bytes)) or not isinstance(names, Iterable):
             raise InputError(f"ignore_labels={names!r}: give a list of labels, such as [{names!r}]")
         found = {self._label(name) for name in names}
         if len(found) == len(self.labels):
@@ -147,11 +157,9 @@ class TokenClassification:
             near = difflib.get_close_matches(key, self.labels, n=1, cutoff=0.5)
             hint = f"did you mean {near[0]!r}? " if near else ""
             raise InputError(f"there is no label {key!r}: {hint}labels are {_listed(self.labels)}")
-        if isinstance(key, bool) or not hasattr(key, "__index__"):
-            raise InputError(
-                f"targets holds {shown(key)}: use a label's name or index, or a mapping of these to weights"
-            )
-        index = operator.index(key)
+        index = index_of(key)
+        if index is None:
+            raise InputError(f"{shown(key)} is no label: use a label's name or index, or in targets a mapping of these")
         if not 0 <= index < len(self.labels):
             raise InputError(f"there is no label {index}: labels are {_listed(self.labels)}")
         return index
@@ -179,7 +187,9 @@ def _entities(
             groups[-1].append(word)
         else:
             groups.append([word])
-    return tuple(_entity(group, columns, labels, encoded) for group in groups if group)
+    # Of a label by itself: a multiple of it is no part of the sum that explains an entity.
+    plain = {only[0][0]: n for n, c in enumerate(columns) if len(only := [*c.terms.items()]) == 1 and only[0][1] == 1}
+    return tuple(_entity(group, plain, labels, encoded) for group in groups if group)
 
 
 def _follows(last: _Word, word: _Word, order: dict[int, int]) -> bool:
@@ -190,11 +200,9 @@ def _follows(last: _Word, word: _Word, order: dict[int, int]) -> bool:
     return spans[0] is None or spans[1] is None or spans[0][0] == spans[1][0]
 
 
-def _entity(words: Sequence[_Word], columns: Sequence[Column], labels: Sequence[str], encoded: Encoded) -> Entity:
-    own = {word.first: word.label for word in words}
-    found = tuple(
-        n for n, column in enumerate(columns) if [*column.terms] == [(column.position, own.get(column.position))]
-    )
+def _entity(words: Sequence[_Word], plain: Mapping[Term, int], labels: Sequence[str], encoded: Encoded) -> Entity:
+    terms = [Term(word.first, word.label) for word in words]
+    found = tuple(sorted(plain[term] for term in terms if term in plain))
     first, last = words[0].group.span, words[-1].group.span
     score = sum(word.score for word in words) / len(words)
     group = labels[words[0].label].split("-", 1)[-1]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from typing import Any
 
 from ...errors import InputError, shown
 from ...result.tokens import readable_tokens
+from .columns import index_of
 
 #: So many pieces of a word are named.
 _PIECES = 8
@@ -37,9 +37,9 @@ class Vocabulary:
         """
         if isinstance(key, str):
             return self._token_of_text(key, after_space, place)
-        if isinstance(key, bool) or not hasattr(key, "__index__"):
+        index = index_of(key)
+        if index is None:
             raise InputError(f"targets holds {shown(key)}: use a token's text or id, or a mapping of these to weights")
-        index = operator.index(key)
         if not 0 <= index < count:
             raise InputError(f"there is no token {index}: the vocabulary has the ids 0 to {count - 1}")
         return index
@@ -73,18 +73,22 @@ class Vocabulary:
         if not hasattr(self.tokenizer, "convert_ids_to_tokens"):
             return [str(i) for i in ids]
         special = set(getattr(self.tokenizer, "all_special_ids", ()))
-        tokens = [str(token) for token in self.tokenizer.convert_ids_to_tokens(list(ids))]
+        tokens = [str(i if t is None else t) for i, t in zip(ids, self._tokens(ids), strict=True)]
         # One by one: the bytes of one are no part of the next.
         read = (readable_tokens([token], [i in special])[0] for token, i in zip(tokens, ids, strict=True))
         return [
             token if token.startswith("##") else name.strip() or token for token, name in zip(tokens, read, strict=True)
         ]
 
+    def _tokens(self, ids: Sequence[int]) -> Sequence[str | None]:
+        """As the tokenizer writes them; ``None`` for what only the model's padded vocabulary has."""
+        return list(self.tokenizer.convert_ids_to_tokens(list(ids)))
+
     def own_names(self, ids: Sequence[int]) -> list[str]:
         """The same; tokens that are read alike are named as the tokenizer writes them."""
         names = self.names(ids)
         alike = {name for name in names if names.count(name) > 1}
-        written = map(str, self.tokenizer.convert_ids_to_tokens(list(ids))) if alike else names
+        written = map(str, self._tokens(ids)) if alike else names
         return [token if name in alike else name for name, token in zip(names, written, strict=True)]
 
     def name(self, token_id: int) -> str:
