@@ -198,7 +198,7 @@ def test_a_disk_that_is_full_leaves_whole_parts(model, data, whole, tmp_path):
     limited = f"""
 import resource, sys
 from decompx_fast.cli import main
-resource.setrlimit(resource.RLIMIT_FSIZE, ({largest - 1}, {largest - 1}))
+resource.setrlimit(resource.RLIMIT_FSIZE, ({largest // 2}, {largest // 2}))
 sys.exit(main({[*command(data, model, out)[3:], "--workers", "0"]!r}))
 """
     process = subprocess.run([sys.executable, "-c", limited], cwd=ROOT, capture_output=True, text=True)

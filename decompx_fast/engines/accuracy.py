@@ -42,6 +42,9 @@ SAMPLED_ROWS = 16
 #: Attentions of several layers whose queries and keys have no more bytes than this together are looked at as one.
 TOGETHER_BYTES = 2 << 20
 
+#: And that have no more positions than this: it is short texts whose operations take longer than their numbers.
+TOGETHER_POSITIONS = 64
+
 #: What an estimate is multiplied by. Of random models with saturated attention and norms of tiny variance, most then
 #: have a smaller error, and the worst one of ten times the estimate: what a layer magnifies is not carried on.
 SAFETY = 2.0
@@ -107,7 +110,8 @@ class Conditioning:
         own = (pattern.scale, pattern.causal, pattern.window, pattern.softcap)
         of_items = (pattern.bias, pattern.sink, pattern.hubs)
         nbytes = pattern.query.nbytes + pattern.key.nbytes
-        if any(value is not None for value in of_items) or 2 * nbytes > TOGETHER_BYTES:
+        is_long = pattern.query.shape[2] > TOGETHER_POSITIONS or 2 * nbytes > TOGETHER_BYTES
+        if is_long or any(value is not None for value in of_items):
             self._look([pattern])
             return
         key = (pattern.query.shape, pattern.key.shape, own)
