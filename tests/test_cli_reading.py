@@ -203,11 +203,23 @@ def test_a_cut_text_is_warned_of_by_its_line(explain, tmp_path):
 # --- runs that end early -----------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def heard():
+    """Signals that end a run, also where the tests themselves were started deaf to them (nohup, in the background)."""
+    before = {sent: signal.getsignal(sent) for sent in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)}
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    for sent, handler in before.items():
+        signal.signal(sent, handler)
+
+
 @pytest.mark.parametrize(
     ("sent", "said"),
     [(signal.SIGTERM, "ended by SIGTERM"), (signal.SIGHUP, "ended by SIGHUP"), (signal.SIGINT, "interrupted")],
 )
-def test_what_is_done_is_kept_when_the_run_is_ended(explain, tmp_path, monkeypatch, sent, said):
+def test_what_is_done_is_kept_when_the_run_is_ended(explain, tmp_path, monkeypatch, heard, sent, said):
     calls = 0
     linearize = job.linearize
 
@@ -235,7 +247,7 @@ def test_what_is_done_is_kept_when_the_run_is_ended(explain, tmp_path, monkeypat
     assert signal.getsignal(sent) == before
 
 
-def test_a_page_is_closed_when_the_run_is_ended_while_it_is_written(explain, tmp_path, monkeypatch):
+def test_a_page_is_closed_when_the_run_is_ended_while_it_is_written(explain, tmp_path, monkeypatch, heard):
     """A signal comes at any moment: also in the middle of an explanation's part of the page."""
     from decompx_fast.result import page
 
