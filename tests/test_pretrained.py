@@ -126,9 +126,13 @@ def test_code_in_a_checkpoint_is_not_run_and_not_asked_for(folder, monkeypatch):
     cannot_load(folder, "custom code")
 
 
-@pytest.mark.parametrize("device", ["no-such-device", [], "cuda:99"])
-def test_devices_that_do_not_exist(saved, device):
-    cannot_load(saved, f"device={str(device)!r} cannot be used here", "use 'cpu'", device=device, error=InputError)
+@pytest.mark.parametrize("device", ["no-such-device", []])
+def test_devices_that_are_none(saved, device):
+    cannot_load(saved, f"device={str(device)!r} is no device", "use 'cpu'", device=device, error=OptionError)
+
+
+def test_devices_that_are_not_here(saved):
+    cannot_load(saved, "device='cuda:99' cannot be used here", "use 'cpu'", device="cuda:99", error=InputError)
 
 
 def test_loading_leaves_transformers_as_it_was(saved, capfd):

@@ -60,7 +60,28 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "MobileBert": {"intra_bottleneck_size": 8, "embedding_size": 10, "num_feedforward_networks": 2},
     "ModernBert": {"local_attention": 6, "cls_token_id": 0, "sep_token_id": 2},
     "XLM": {"pad_index": 1, "bos_index": 0, "eos_index": 2},
+    "CodeGen": {"rotary_dim": 2},
+    "GPTJ": {"rotary_dim": 2},
+    "GPTNeo": {
+        "attention_types": [[["global", "local"], 1]],
+        "num_layers": 2,
+        "num_hidden_layers": 2,
+        "window_size": 4,
+    },
+    "GPTNeoX": {},
+    "Persimmon": {"partial_rotary_factor": 1.0},
+    "Phi": {"partial_rotary_factor": 1.0},
+    "StableLm": {"partial_rotary_factor": 1.0},
 }
+
+#: Architectures whose configuration makes a head's size itself.
+OWN_HEAD_SIZE = ("Falcon",)
+
+#: Architectures of experts, which transformers multiplies in groups unless told otherwise, and in float64 only so.
+ROUTED = ("GptOss", "Mixtral", "Olmoe", "Qwen2Moe", "Qwen3Moe")
+
+#: Sizes that only pictures have: of a picture, of its patches, and its channels.
+PICTURE = {"image_size": 12, "patch_size": 4, "num_channels": 3}
 
 #: How configurations call their sizes: hidden size, heads, layers, size of the network, of an embedding, positions.
 NAMES = {
@@ -98,8 +119,14 @@ def random_model(name: str, seed: int, dtype: torch.dtype) -> nn.Module:
     options |= {"num_key_value_heads": draw.choice((heads, heads // 2)), "head_dim": size}
     prefixes = sorted((prefix for prefix in OPTIONS if name.startswith(prefix)), key=len)
     options |= OPTIONS[prefixes[-1]] if prefixes else {}
+    options = {key: value for key, value in options.items() if key != "head_dim" or not name.startswith(OWN_HEAD_SIZE)}
+    if name.startswith(("CLIP", "Siglip")):
+        options["vision_config"] = {**options, **PICTURE}
+    if "ForImageClassification" in name:
+        options |= PICTURE
     cls = getattr(transformers, name)
-    model: nn.Module = cls(cls.config_class(**options)).to(torch.float64).eval()
+    plain = {"experts_implementation": "eager"} if name.startswith(ROUTED) else {}
+    model: nn.Module = cls._from_config(cls.config_class(**options), **plain).to(torch.float64).eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for path, parameter in model.named_parameters():
@@ -118,6 +145,10 @@ def question(name: str, model: nn.Module, seed: int) -> tuple[dict[str, Tensor],
         ids[:, [2, 3, -1]] = 2  # two texts, as its heads need them
     spec = specification(model)
     outputs = torch.randint(0, spec.classes, (2, 2), generator=generator)
+    if "ForImageClassification" in name:
+        size = PICTURE["image_size"]
+        pixels = torch.randn(2, PICTURE["num_channels"], size, size, generator=generator, dtype=torch.float64)
+        return {"pixel_values": pixels.to(next(model.parameters()).dtype)}, Terms(None, outputs)
     positions = torch.randint(0, tokens, (2, 2), generator=generator) if spec.read == "each" else None
     return {"input_ids": ids}, Terms(positions, outputs)
 
