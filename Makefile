@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 # Tests are spread over so many processes; each computes with one thread.
-WORKERS ?= auto
+WORKERS ?= logical
 SENTENCE ?= The plot is thin and the jokes are old, but the two leads are a joy to watch.
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
