@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -100,10 +101,25 @@ class Computed:
     biased: bool
     seconds: float
 
+    # Dozens of sites and components of a few numbers each: what can be is done with all of them together.
+
+    @functools.cached_property
+    def _sites(self) -> torch.Tensor | None:
+        """``[b, s, m]``, what the sites add; ``None`` without any."""
+        sites = self.attribution.sites
+        return torch.stack([site.value for site in sites], dim=1).cpu() if sites else None
+
+    @functools.cached_property
+    def _shares(self) -> torch.Tensor | None:
+        """``[b, q, k, m]``, what the components carry; ``None`` without any."""
+        components = self.attribution.components
+        return torch.stack([*components.values()], dim=1).cpu() if components else None
+
     def explanation(self, n: int, encoded: Encoded, sources: Sources | None) -> Explanation:
         """Of input ``n`` of the batch."""
         config, attribution, answers = self.config, self.attribution, self.answers[n]
-        own = slice(0, len(answers.names))  # a batch may have more columns than this input
+        own = slice(0, len(answers.names))
+        values: Sequence[torch.Tensor]  # a batch may have more columns than this input
         scores = attribution.scores[n, :, own].cpu()
         bias_token = None if attribution.bias_token is None else attribution.bias_token[n, own].cpu()
         target_logits = answers.values
@@ -119,7 +135,14 @@ class Computed:
             scores, bias_token = scores[:-1], scores[-1]
         sites = None
         if attribution.sites is not None:
-            sites = tuple(Site(s.layer, s.place, s.value[n, own].cpu()) for s in attribution.sites)
+            values = () if self._sites is None else self._sites[n, :, own].unbind()
+            sites = tuple(
+                Site(s.layer, s.place, value.clone()) for s, value in zip(attribution.sites, values, strict=True)
+            )
+        shares: Mapping[str, torch.Tensor] = {}
+        if self._shares is not None:
+            values = self._shares[n, ..., own].unbind()
+            shares = {name: value.clone() for name, value in zip(attribution.components, values, strict=True)}
         return Explanation(
             **source_fields(encoded, sources),
             scores=scores,
@@ -137,7 +160,7 @@ class Computed:
             time_s=self.seconds,
             stages={name: value[n].cpu() for name, value in attribution.stages.items()},
             bias_sites=sites,
-            component_shares={name: value[n, :, own].cpu() for name, value in attribution.components.items()},
+            component_shares=shares,
             metadata=self._metadata(encoded),
             task=self.explainer.task,
             **answers.said,

@@ -17,6 +17,7 @@ from __future__ import annotations
 import functools
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from types import CellType, FunctionType, MethodType
 from typing import Any, TypeVar
 
@@ -69,14 +70,14 @@ def private_copy(model: _ModuleT) -> _ModuleT:
 
 
 def modules_of(model: nn.Module) -> list[nn.Module]:
-    """All modules of a tree, each once, the root first: what ``model.modules()`` yields, but several times as fast."""
-    found = {model: None}
-    waiting = [model]
-    while waiting:
-        for child in waiting.pop()._modules.values():
-            if child is not None and child not in found:
-                found[child] = None
-                waiting.append(child)
+    """All modules of a tree, each once, the root first, level by level: those of ``model.modules()``, but many times as
+    fast."""
+    found: dict[nn.Module, None] = {model: None}
+    level = [model]
+    while level:
+        below = dict.fromkeys(chain.from_iterable(one._modules.values() for one in level if one._modules))
+        level = [one for one in below if one is not None and one not in found]
+        found |= dict.fromkeys(level)
     return list(found)
 
 
