@@ -11,7 +11,8 @@ import torch
 from .config import DecompXConfig
 from .engines.attribution import Attribution
 from .explained_model import ExplainedModel
-from .linearize.linearization import HuggingFaceLinearization, unwrap
+from .linearize.architectures import unwrap
+from .linearize.linearization import HuggingFaceLinearization
 from .request.encoded import Encoded
 from .request.sources import Sources
 from .result.explanation import Explanation

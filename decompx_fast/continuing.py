@@ -8,7 +8,7 @@ from typing import Any
 
 from .errors import InputError, OptionError, shown
 from .explained_model import ExplainedModel
-from .linearize.linearization import unwrap
+from .linearize.architectures import unwrap
 from .models.writing import greedy_or_given, write
 from .request.encoded import Encoded
 from .request.forms import is_ids, whole_numbers

@@ -12,8 +12,9 @@ from .checks import check_batch_size, check_dtype, check_head, to_device
 from .config import LINEAR_BIAS_RULES, DecompXConfig
 from .engines.choose import choose_engine
 from .errors import InputError, OptionError
+from .linearize.architectures import find_family, unwrap
 from .linearize.copies import Copies
-from .linearize.linearization import find_family, specification, unwrap
+from .linearize.linearization import specification
 from .linearize.sentence import SentenceEncoder
 from .models.digest import model_sha256
 from .models.origin import Origin, check_same
