@@ -36,8 +36,9 @@ from .linearize.sentence import SentenceEncoder
 from .models.digest import model_sha256
 from .models.origin import Origin, check_same
 from .models.sentence import unpacked
-from .models.tasks import DEFAULT, task_of_model
+from .models.tasks import DEFAULT, WRITES_ANEW, WRITES_ON, task_of_model
 from .request.batching import stream
+from .request.decoding import with_text_again
 from .request.encoding import Reader, with_ids
 from .request.pictures import PictureReader
 from .request.sources import check_unit, with_sources
@@ -59,6 +60,7 @@ PROBLEM_TYPES: dict[str, ProblemType] = {
     "question-answering": "positions",
     "fill-mask": "positions",
     "text-generation": "positions",
+    "text2text-generation": "positions",
     "multiple-choice": "regression",
     "next-sentence-prediction": "single_label",
 }
@@ -235,8 +237,8 @@ class DecompX:
     @property
     def task(self) -> str:
         """What the model is asked, by the name of its class: ``text-classification``, ``token-classification``,
-        ``question-answering``, ``fill-mask``, ``text-generation``, ``multiple-choice``, ``next-sentence-prediction`` or
-        ``image-classification``."""
+        ``question-answering``, ``fill-mask``, ``text-generation``, ``text2text-generation``, ``multiple-choice``,
+        ``next-sentence-prediction`` or ``image-classification``."""
         return task_of_model(unwrap(self.model)) or DEFAULT
 
     def _asker(self, question: Question, outputs: int) -> Asker | None:
@@ -346,7 +348,7 @@ class DecompX:
             asker=asker,
         )
         limits = spec.limits
-        goes_on = self.task == "text-generation"
+        goes_on = self.task == WRITES_ON
         if goes_on and truncate:
             raise OptionError(
                 "truncate=True cuts a text at its end, where a language model goes on: shorten the prompt at its "
@@ -370,9 +372,11 @@ class DecompX:
         encoded, single = reader.read(texts)
         if ids is not None:
             encoded = with_ids(encoded, [ids] if single else ids)
-        if goes_on:
+        if goes_on or self.task == WRITES_ANEW:
             encoded = Continuation(self, question, limits.positions, spec.classes, single).follow(encoded, skip=skip)
         encoded = encoded if asker is None else asker.checked(encoded, skip=skip)
+        if spec.shifted is not None:
+            encoded = with_text_again(encoded, spec.shifted, self.tokenizer)
         size = self.batch_size if batch_size is None else check_batch_size(batch_size)
         ahead = check_batch_size(read_ahead, "read_ahead")
         total = len(texts) if isinstance(texts, Sequence) and not single else None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .asking import Asker, terms_of
+from .asking import AskedOf, Asker, terms_of
 from .compiling import outside_compiler
 from .config import DecompXConfig
 from .engines.accuracy import largest_share, noteworthy
@@ -35,7 +35,7 @@ from .linearize.model_run import plain_mode
 from .models.tasks import PICTURES
 from .request.batching import Pair
 from .request.encoding import Encoded
-from .request.sources import SINGLE_UNITS, Sources
+from .request.sources import SINGLE_UNITS, Sources, blocks_of
 from .request.targets import Targets
 from .request.tasks.columns import Asked
 from .result.explanation import Explanation, Site
@@ -88,7 +88,7 @@ def _source_fields(encoded: Encoded, sources: Sources | None) -> dict[str, Any]:
     if sources is None:
         return {
             "tokens": encoded.tokens,
-            "token_ids": tuple(encoded.inputs["input_ids"].tolist()),
+            "token_ids": tuple(encoded.ids),
             "spans": encoded.spans,
             "texts": encoded.texts,
             "special": encoded.special,
@@ -186,13 +186,14 @@ class Job:
         start = time.perf_counter()
         engine = self.engine_for(batch[0])
         inputs = [encoded for encoded, _ in batch]
-        reads = [] if self.asker is None else self.asker.reads(inputs)
+        asked_of = AskedOf.batch(inputs)
+        reads = [] if self.asker is None else self.asker.reads(asked_of.inputs)
         with plain_mode(self.explainer.device):
             linearization = self._linearize(inputs, engine)
             asked = None
             if self.asker is not None:
-                asked = self.asker.ask(inputs, reads, linearization)
-            terms = self._terms(linearization, asked)
+                asked = self.asker.ask(asked_of.inputs, reads, asked_of.outputs_of(linearization))
+            terms = asked_of.shifted(self._terms(linearization, asked))
             groups = self._groups([sources for _, sources in batch], linearization.embedding.device)
             attribution = self._attribute(linearization, groups, engine, terms)
             errors = self._errors(attribution, linearization, groups, engine, terms)
@@ -377,7 +378,7 @@ class Job:
             stages={name: value[n].cpu() for name, value in attribution.stages.items()},
             bias_sites=sites,
             component_shares={name: value[n, :, own].cpu() for name, value in attribution.components.items()},
-            metadata=self._metadata(linearization, encoded, engine),
+            metadata=self._metadata(linearization, encoded, engine) | blocks_of(encoded, sources),
             task=self.explainer.task,
             **answers.said,
         )

@@ -47,22 +47,22 @@ def joined(encoder: Stack, decoder: Stack, *, positions: int | None, in_float32:
         positions: how many tokens each of them takes.
         in_float32: as :class:`..spec.ModelSpec` has it.
     """
-    parts = [one + other for one, other in zip(encoder.read(), decoder.read(), strict=True)]
-    modules, layers, states = parts
+    modules, layers, states = encoder.read()
+    more_modules, more_layers, more_states = decoder.read()
     sizes = {
         name: embedding_module(stack.parts["embed_tokens"], f"{stack.parts.name}.embed_tokens").num_embeddings
         for name, stack in (("input_ids", encoder), ("decoder_input_ids", decoder))
     }
     return ModelSpec(
-        modules,
-        layers,
+        modules + more_modules,
+        layers + more_layers,
         (),
         0,
         InputLimits(positions, sizes),
-        states,
+        states + more_states,
         in_float32,
         given=_without_cache,
-        encoder_layers=len(encoder.parts[encoder.layers]),
+        encoder_layers=len(layers),
     )
 
 

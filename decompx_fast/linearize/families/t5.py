@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ..spec import Context, InputLimits, LayerSpec, ModelSpec, SublayerSpec
+from ..spec import AttentionSpec, Context, InputLimits, LayerSpec, ModelSpec, SublayerSpec
 from .encoder_decoder import CLASSES_AT_END, Stack, headed, joined, next_token, of_text
 from .heads import BARE, SPANS, TOKENS, HeadKind, with_head
 from .parts import Module, Parts, model_spec
@@ -36,23 +36,21 @@ def block(layer: Parts, first: Module) -> LayerSpec:
     own, decodes = layer["layer.0.SelfAttention"], bool(layer["is_decoder"])
     positions = partial(relative, attention=own if own.has_relative_attention_bias else first)
 
-    def attend(path: str, **options: object) -> SublayerSpec:
-        paths, sizes = [f"{path}.{name}" for name in "qkvo"], {"heads": own.n_heads, "size": own.key_value_proj_dim}
-        spec = layer.attention(paths, scale=1.0, **sizes)
-        return SublayerSpec(
-            (replace(spec, **options),), pre_norm=layer.rms_norm(f"{path.rpartition('.')[0]}.layer_norm")
-        )
+    def attend(path: str) -> AttentionSpec:
+        paths = [f"{path}.{name}" for name in "qkvo"]
+        return layer.attention(paths, heads=own.n_heads, size=own.key_value_proj_dim, scale=1.0)
 
     network = f"layer.{1 + decodes}"
     names = (
         ("wi_1", "wo", "act", "wi_0") if hasattr(layer[f"{network}.DenseReluDense"], "wi_1") else ("wi", "wo", "act")
     )
     feed = layer.network(*(f"{network}.DenseReluDense.{name}" for name in names))
-    return (
-        attend("layer.0.SelfAttention", causal=decodes, positions=positions),
-        *([attend("layer.1.EncDecAttention", memory=True)] if decodes else []),
-        SublayerSpec((feed,), pre_norm=layer.rms_norm(f"{network}.layer_norm")),
-    )
+    itself = replace(attend("layer.0.SelfAttention"), causal=decodes, positions=positions)
+    parts = [SublayerSpec((itself,), pre_norm=layer.rms_norm("layer.0.layer_norm"))]
+    if decodes:
+        cross = replace(attend("layer.1.EncDecAttention"), memory=True)
+        parts.append(SublayerSpec((cross,), pre_norm=layer.rms_norm("layer.1.layer_norm")))
+    return (*parts, SublayerSpec((feed,), pre_norm=layer.rms_norm(f"{network}.layer_norm")))
 
 
 def stack(parts: Parts) -> Stack:
