@@ -21,7 +21,9 @@ from .explained_model import ExplainedModel
 from .job import COLUMNS_RECKONED, Job
 from .linearize.linearization import specification
 from .linearize.spec import ModelSpec
+from .models.tasks import WRITES_ANEW, WRITES_ON
 from .request.batching import stream
+from .request.decoding import with_text_again
 from .request.encoding import Reader
 from .request.naming import with_ids
 from .request.pictures import PictureReader
@@ -97,6 +99,8 @@ class Call:
         encoded, single = self._read(explainer, spec, texts)
         if asker is not None:
             encoded = asker.checked(encoded, skip=self.skip)
+        if spec.shifted is not None:
+            encoded = with_text_again(encoded, spec.shifted, explainer.tokenizer)
         results = stream(
             job.run_or_fail if self.skip else job.run,
             with_sources(encoded, self.sources, skip=self.skip),
@@ -135,7 +139,7 @@ class Call:
 
     def _read(self, explainer: ExplainedModel, spec: ModelSpec, texts: Any) -> tuple[Iterator[Any], bool]:
         """The inputs as the model takes them, each with its name and what follows it; and whether there is one."""
-        limits, goes_on = spec.limits, explainer.task == "text-generation"
+        limits, goes_on = spec.limits, explainer.task == WRITES_ON
         if goes_on and self.truncate:
             raise OptionError(
                 "truncate=True cuts a text at its end, where a language model goes on: shorten the prompt at its "
@@ -159,7 +163,7 @@ class Call:
         encoded, single = reader.read(texts)
         if self.ids is not None:
             encoded = with_ids(encoded, [self.ids] if single else self.ids)
-        if goes_on:
+        if goes_on or explainer.task == WRITES_ANEW:
             continuation = Continuation(explainer, self.question, limits.positions, spec.classes, single)
             encoded = continuation.follow(encoded, skip=self.skip)
         return encoded, single

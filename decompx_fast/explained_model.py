@@ -32,6 +32,7 @@ PROBLEM_TYPES: dict[str, ProblemType] = {
     "question-answering": "positions",
     "fill-mask": "positions",
     "text-generation": "positions",
+    "text2text-generation": "positions",
     "multiple-choice": "regression",
     "next-sentence-prediction": "single_label",
 }
@@ -180,7 +181,8 @@ class ExplainedModel:
     @property
     def task(self) -> str:
         """What the model is asked, by the name of its class: ``text-classification``, ``token-classification``,
-        ``question-answering``, ``fill-mask``, ``text-generation``, ``multiple-choice``, ``next-sentence-prediction`` or
+        ``question-answering``, ``fill-mask``, ``text-generation``, ``text2text-generation``, ``multiple-choice``,
+        ``next-sentence-prediction`` or
         ``image-classification``."""
         return task_of_model(unwrap(self.model)) or DEFAULT
 

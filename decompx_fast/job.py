@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from .asking import Asker, terms_of
+from .asking import AskedOf, Asker, terms_of
 from .compiling import outside_compiler
 from .composing import Answers, Computed
 from .config import DecompXConfig
@@ -130,13 +130,14 @@ class Job:
         start = time.perf_counter()
         engine = self.engine_for(batch[0])
         inputs = [encoded for encoded, _ in batch]
-        reads = [] if self.asker is None else self.asker.reads(inputs)
+        asked_of = AskedOf.batch(inputs)
+        reads = [] if self.asker is None else self.asker.reads(asked_of.inputs)
         with plain_mode(self.explainer.device):
             linearization = self._linearize(inputs, engine)
             asked = None
             if self.asker is not None:
-                asked = self.asker.ask(inputs, reads, linearization)
-            terms = self._terms(linearization, asked)
+                asked = self.asker.ask(asked_of.inputs, reads, asked_of.outputs_of(linearization))
+            terms = asked_of.shifted(self._terms(linearization, asked))
             groups = self._groups([sources for _, sources in batch], linearization.embedding.device)
             attribution = self._attribute(linearization, groups, engine, terms)
             errors = self._errors(attribution, linearization, groups, engine, terms)

@@ -83,6 +83,7 @@ class AttentionSpec:
         sink: ``[h]``, a logit of each head whose weight goes nowhere, or ``None``.
         before: a map and a norm that queries and keys are read through, or ``None``.
         hubs: positions that are attended from everywhere, instead of ``causal`` and ``window`` where there are some.
+        memory: whether keys and values are those of the encoder's last state (:mod:`.encoder`): cross attention.
     """
 
     kind: ClassVar[str] = "attention"
@@ -101,6 +102,7 @@ class AttentionSpec:
     sink: Tensor | None = None
     hubs: HubSpec | None = None
     before: tuple[Affine, NormSpec] | None = None
+    memory: bool = False
 
 
 @dataclass(frozen=True)
@@ -249,7 +251,7 @@ class InputLimits:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A whole model as data.
+    """A whole model as data; of an encoder-decoder the layers of the encoder, and then those of the decoder.
 
     Attributes:
         layer_modules: the modules that are called with the hidden states, in the order of their calls: one that serves
@@ -275,6 +277,10 @@ class ModelSpec:
         given: what the model, or the backbone, is called with besides these inputs, computed from them.
         outputs_of: gives the outputs ``[r, C]`` of the states ``[r, d]`` by the head modules of the model that it is
             given. ``None``: the model is run with its head, and gives logits ``[b, C]``.
+        encoder_layers: how many layers are those of an encoder, whose last state is what attentions with ``memory``
+            read (:mod:`.encoder`); 0: there is no decoder apart.
+        shifted: makes the ids that the decoder reads of those ``[b, i]`` that the encoder reads, where the model does
+            so by itself; ``None``: they are an input of their own, ``decoder_input_ids``.
     """
 
     layer_modules: tuple[nn.Module, ...]
@@ -290,6 +296,8 @@ class ModelSpec:
     backbone: nn.Module | None = None
     given: Callable[[Mapping[str, Tensor]], Mapping[str, Any]] | None = None
     outputs_of: Callable[[nn.Module, Tensor], Tensor] | None = None
+    encoder_layers: int = 0
+    shifted: Callable[[Tensor], Tensor] | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "state_modules", self.state_modules or self.layer_modules)
@@ -297,6 +305,7 @@ class ModelSpec:
             raise ValueError("read='each' needs outputs_of: no head is run on all positions")
         for index, layer in enumerate(self.layers):
             _check_convolutions(layer, index)
+            _check_memory(layer, index, self.encoder_layers)
 
     @property
     def reads_all(self) -> bool:
@@ -364,3 +373,18 @@ def _check_convolutions(layer: LayerSpec, index: int) -> None:
                     f"layer {index} has a convolution: it must be in layer 0, the only operation of its sublayer, "
                     "without pre_norm and out_norm"
                 )
+
+
+def _check_memory(layer: LayerSpec, index: int, encoder_layers: int) -> None:
+    """What engines rely on: a decoder's layer begins with an attention to all before, so that what has reached a
+    position are the encoder's tokens and all of the decoder's up to it; a cross attention is alone in its sublayer."""
+    crossing = [part for part in layer if any(isinstance(op, AttentionSpec) and op.memory for op in part.ops)]
+    if not crossing:
+        return
+    first = layer[0].ops[0]
+    plain = isinstance(first, AttentionSpec) and first.causal and first.window is None and not first.memory
+    if index < encoder_layers or not encoder_layers or not plain or any(len(part.ops) > 1 for part in crossing):
+        raise ValueError(
+            f"layer {index} has a cross attention: it must be a layer after those of an encoder, which begins with a "
+            "causal attention without a window, and the only operation of its sublayer"
+        )

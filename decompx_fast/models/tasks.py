@@ -36,6 +36,9 @@ KINDS = {
     ),
     "fill-mask": Kind(("ForMaskedLM", "WithLMHeadModel"), "AutoModelForMaskedLM", "masked language modelling"),
     "text-generation": Kind(("ForCausalLM", "LMHeadModel"), "AutoModelForCausalLM", "language modelling"),
+    "text2text-generation": Kind(
+        ("ForConditionalGeneration", "MTModel"), "AutoModelForSeq2SeqLM", "writing a text from a text"
+    ),
     "multiple-choice": Kind(("ForMultipleChoice",), "AutoModelForMultipleChoice", "multiple choice"),
     "image-classification": Kind(
         ("ForImageClassification", "ForImageClassificationWithTeacher"),
@@ -46,6 +49,9 @@ KINDS = {
         ("ForNextSentencePrediction",), "AutoModelForNextSentencePrediction", "next-sentence prediction"
     ),
 }
+
+#: The tasks of models that write: on from a prompt, or by a decoder from what an encoder reads.
+WRITES_ON, WRITES_ANEW = "text-generation", "text2text-generation"
 
 #: The task of models that read pictures.
 PICTURES = "image-classification"

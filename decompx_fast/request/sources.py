@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError, OptionError, shown
+from ..result.blocks import ENCODER_SOURCES
 from ..result.failure import OF_AN_INPUT, Failure
 from ..result.tokens import readable_tokens
 from ..result.words import NO_PLACES, TokenGroup, group_by_number, group_by_word, joint_span
@@ -195,3 +196,17 @@ def _names(groups: Sequence[TokenGroup], encoded: Encoded) -> tuple[str, ...]:
         else:
             names.append(" ".join(readable[p].strip() or readable[p] for p in group.positions))
     return tuple(names)
+
+
+def blocks_of(encoded: Encoded, sources: Sources | None) -> dict[str, int]:
+    """How many of the sources are an encoder's, the first of them; nothing where there is no decoder beside it, or
+    where a source is of both."""
+    n = encoded.encoder
+    if n is None:
+        return {}
+    if sources is None:
+        return {ENCODER_SOURCES: n}
+    of_encoder = [group for group in sources.groups if min(group.positions) < n]
+    if any(max(group.positions) >= n for group in of_encoder):
+        return {}
+    return {ENCODER_SOURCES: len(of_encoder)}

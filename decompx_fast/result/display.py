@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from .blocks import block_of, encoder_sources
 from .tokens import readable_tokens
 
 if TYPE_CHECKING:
@@ -79,8 +80,10 @@ def layout_text(explanation: Sourced) -> list[list[Piece]]:
     rows: dict[int, list[Piece]] = {}
     cursors = [0] * len(texts)
     open_pieces: dict[int, Piece] = {}  # the last piece of each text that may take more sources
-    current = 0
+    current, decoder = 0, encoder_sources(explanation)
     for position, span in enumerate(spans):
+        if position == decoder:  # what it starts with has no place in a text
+            current = min((place[0] for place in spans[position:] if place is not None), default=len(texts))
         if span is None:
             rows.setdefault(current, []).append(Piece(labels[position], (position,), is_marker=True))
             continue
@@ -127,6 +130,13 @@ def source_labels(explanation: Sourced) -> list[str]:
             label += f" ({seen[span]}/{shared[span]})"
         labels.append(label)
     return labels
+
+
+def labels_with_blocks(explanation: Sourced) -> list[str]:
+    """The same, and the block that a source is in where there are two."""
+    labels = source_labels(explanation)
+    blocks = (block_of(explanation, [k]) for k in range(len(labels)))
+    return [label if block is None else f"{block}: {label}" for label, block in zip(labels, blocks, strict=True)]
 
 
 def printable(text: str) -> str:

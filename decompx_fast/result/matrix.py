@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .account import account
+from .blocks import encoder_sources
 from .display import (
     AGAINST_RGB,
     FOR_RGB,
@@ -18,9 +19,9 @@ from .display import (
     colour_scale,
     escaped,
     hexadecimal,
+    labels_with_blocks,
     printable,
     score_format,
-    source_labels,
     strength,
 )
 
@@ -35,7 +36,7 @@ _GREY = 96
 
 def is_matrix(explanation: Explanation) -> bool:
     """Whether its columns are looked at together: the tokens of an output."""
-    return explanation.task == "text-generation" and len(explanation.targets) > 1
+    return explanation.task in ("text-generation", "text2text-generation") and len(explanation.targets) > 1
 
 
 def matrix_view(explanation: Explanation, *, encoding: str = "utf-8") -> Group:
@@ -48,7 +49,8 @@ def matrix_view(explanation: Explanation, *, encoding: str = "utf-8") -> Group:
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="bold", no_wrap=True)
     grid.add_column(overflow="fold")
-    for name, text in zip(("Prompt", "Output"), explanation.texts, strict=False):
+    first = "Prompt" if encoder_sources(explanation) is None else "Input"
+    for name, text in zip((first, "Output"), explanation.texts, strict=False):
         grid.add_row(name, Text(plain(text)))
     grid.add_row(total.status, Text(total.extent, style="" if total.is_sound else "bold"))
     tables: list[Table | Text] = []
@@ -80,7 +82,7 @@ def _table(explanation: Explanation, columns: range, plain: Callable[[str], str]
     for column, total in zip(columns, totals, strict=True):
         name = Text(plain(explanation.targets[column]), overflow="ellipsis", no_wrap=True)
         table.add_column(name, justify="right", no_wrap=True, footer=number(total.value))
-    labels = source_labels(explanation)
+    labels = labels_with_blocks(explanation)
     for k in _rows(explanation):
         style = "dim" if explanation.special[k] else ""
         cells = [Text(number(score), style=_style(score, largest)) for score in scores[k].tolist()]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import SupportsIndex
+from typing import Any, SupportsIndex
 
 import torch
 
 from ..errors import InputError
+from .blocks import ENCODER_SOURCES, encoder_sources
 from .explanation import Explanation
 from .kinds import Target
 from .pair import PairExplanation, PairSide
@@ -55,7 +56,16 @@ def merge_words(explanation: Explanation) -> Explanation:
         source_unit="word",
         stages={},
         word_ids=None,
+        metadata=_with_blocks(explanation, [group.positions for group in groups]),
     )
+
+
+def _with_blocks(explanation: Explanation, groups: Sequence[Sequence[int]]) -> Mapping[str, Any]:
+    """The metadata, with the number of groups of tokens that are an encoder's in place of that of its tokens."""
+    count = encoder_sources(explanation)
+    if count is None:
+        return explanation.metadata
+    return {**explanation.metadata, ENCODER_SOURCES: sum(group[0] < count for group in groups)}
 
 
 def single_column(explanation: Explanation, output: Target) -> Explanation:

@@ -12,19 +12,20 @@ from typing import TYPE_CHECKING, Any
 import jinja2
 
 from .account import Account, account, are_norms
+from .blocks import block_of
 from .display import (
     AGAINST_RGB,
     FOR_RGB,
     VISIBLE,
     Piece,
     colour_scale,
+    labels_with_blocks,
     layout_text,
     outcomes,
     plural,
     predicted_classes,
     printable,
     score_format,
-    source_labels,
     strength,
 )
 from .matrix import is_matrix
@@ -159,7 +160,7 @@ def _html_view(explanation: Explanation, target: Target) -> dict[str, Any]:
     scores: list[float] = explanation.scores[:, column].tolist()
     largest = colour_scale(explanation, [column])
     number = score_format(scores)
-    labels = source_labels(explanation)
+    labels = labels_with_blocks(explanation)
     totals = account(explanation, column)
     value, source_sum, bias = totals.written()
     return {
@@ -179,10 +180,7 @@ def _html_view(explanation: Explanation, target: Target) -> dict[str, Any]:
         "picture": None if explanation.picture is None else picture_view(explanation, column),
         "count": len(explanation),
         "has_text": bool(explanation.texts),
-        "rows": [
-            [_html_piece(explanation, piece, scores, labels, largest, number) for piece in pieces]
-            for pieces in layout_text(explanation)
-        ],
+        "rows": _html_rows(explanation, scores, labels, largest, number),
         "legend": [number(-largest), number(largest), number(min(scores)), number(max(scores))],
         "special_is_cut": any(abs(score) > largest for score in scores if math.isfinite(score)),
         "tabs": _tabs(explanation) if target is None and is_matrix(explanation) else [],
@@ -196,7 +194,7 @@ def _tabs(explanation: Explanation) -> list[dict[str, Any]]:
     if len(explanation) * len(explanation.targets) > TAB_PIECES:
         return []
     largest = colour_scale(explanation, range(len(explanation.targets)))
-    labels = source_labels(explanation)
+    labels = labels_with_blocks(explanation)
     said = {one.name: one.score for one in explanation.predictions or ()}
     tabs = []
     for column, name in enumerate(explanation.targets):
@@ -211,13 +209,27 @@ def _tabs(explanation: Explanation) -> list[dict[str, Any]]:
                 "value": value,
                 "source_sum": source_sum,
                 "probability": f"{said[name]:.1%}" if name in said else "",
-                "rows": [
-                    [_html_piece(explanation, piece, scores, labels, largest, number) for piece in pieces]
-                    for pieces in layout_text(explanation)
-                ],
+                "rows": _html_rows(explanation, scores, labels, largest, number),
             }
         )
     return tabs
+
+
+def _html_rows(
+    explanation: Explanation,
+    scores: list[float],
+    labels: list[str],
+    largest: float,
+    number: Callable[[float], str],
+) -> list[list[dict[str, Any]]]:
+    """The texts in pieces; each after the name of its block, where there are two."""
+    rows = []
+    for pieces in layout_text(explanation):
+        block = block_of(explanation, [k for piece in pieces for k in piece.positions])
+        row = [_html_piece(explanation, piece, scores, labels, largest, number) for piece in pieces]
+        name = {"text": f"{block}: ".capitalize(), "title": f"what the {block} reads", "is_source": False}
+        rows.append(row if block is None else [name, *row])
+    return rows
 
 
 def _html_piece(

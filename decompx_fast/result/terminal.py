@@ -23,6 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .account import account, are_norms
+from .blocks import block_of
 from .display import (
     AGAINST_RGB,
     CLASSES_SHOWN,
@@ -32,12 +33,12 @@ from .display import (
     colour_scale,
     escaped,
     hexadecimal,
+    labels_with_blocks,
     layout_text,
     outcomes,
     plural,
     printable,
     score_format,
-    source_labels,
     strength,
 )
 from .matrix import is_matrix, matrix_view
@@ -159,6 +160,9 @@ class _Terminal:
         rows = []
         for pieces in layout_text(self.explanation):
             text = Text(overflow="fold")
+            block = block_of(self.explanation, [k for piece in pieces for k in piece.positions])
+            if block is not None:
+                text.append(f"{block.capitalize()}  ", style="dim")
             for index, piece in enumerate(pieces):
                 text.append(self.plain(piece.text), style=self.piece_style(piece))
                 following = pieces[index + 1] if index + 1 < len(pieces) else None
@@ -192,7 +196,7 @@ class _Terminal:
         return text
 
     def table(self) -> list[Table | Text]:
-        labels = source_labels(self.explanation)
+        labels = labels_with_blocks(self.explanation)
         positions = list(range(len(labels)))
         if len(labels) > MAX_TABLE_ROWS:
             positions = sorted(sorted(positions, key=lambda k: -abs(self.scores[k]))[:ROWS_OF_LONG_TABLE])

@@ -22,7 +22,6 @@ _CONVOLVED = "it is made of convolutions over a picture, which are no layers of 
 
 #: Why not, by the name of the class in transformers.
 UNSUPPORTED: dict[str, str] = {
-    "BartForSequenceClassification": "it has a decoder that attends to an encoder, which cannot be described yet",
     "BertForPreTraining": _TWO_HEADS,
     "BigBirdForPreTraining": _TWO_HEADS,
     "BigBirdForQuestionAnswering": (
@@ -54,7 +53,6 @@ UNSUPPORTED: dict[str, str] = {
     ),
     "SqueezeBertForSequenceClassification": "its maps are grouped convolutions, which cannot be read as linear yet",
     "TapasForSequenceClassification": _OTHER_INPUTS,
-    "T5ForSequenceClassification": "it has a decoder that attends to an encoder, which cannot be described yet",
     "XLMForQuestionAnswering": _SQUAD,
     "XLNetForSequenceClassification": (
         "its attention keeps its weights in no linear layers, adds segments and positions to its logits, and the first "
