@@ -48,6 +48,7 @@ from .result.explanations import Explanations
 from .result.failure import Failure
 from .result.pair import PairExplanation
 from .similarity import Comparison, check_encoder
+from .windowing import LongContexts
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -316,6 +317,8 @@ class DecompX:
         seed: int | None = None,
         contrast: str | None = None,
         answer: str | None = None,
+        max_seq_len: int | None = None,
+        doc_stride: int | None = None,
         is_split_into_words: bool = False,
         read_ahead: int | None = None,
         **options: Any,
@@ -328,7 +331,18 @@ class DecompX:
         check_unit(sources)
         spec = specification(self.model, self.copies)
         question = Question(
-            targets, at, top_k, max_answer_tokens, ignore_labels, continuation, generate, seed, contrast, answer
+            targets,
+            at,
+            top_k,
+            max_answer_tokens,
+            ignore_labels,
+            continuation,
+            generate,
+            seed,
+            contrast,
+            answer,
+            max_seq_len,
+            doc_stride,
         )
         asker = self._asker(question, spec.classes)
         job = Job(
@@ -351,6 +365,9 @@ class DecompX:
                 "truncate=True cuts a text at its end, where a language model goes on: shorten the prompt at its "
                 "beginning instead"
             )
+        windowed = None
+        if asker is not None and self.task == "question-answering":
+            windowed = LongContexts(self, asker, limits.positions, truncate)
         reader: Reader | PictureReader
         if limits.picture is not None:
             refuse_of_texts(truncate=truncate, is_split_into_words=is_split_into_words)
@@ -358,7 +375,8 @@ class DecompX:
         else:
             reader = Reader(
                 self.tokenizer,
-                None if goes_on else limits.positions,  # those of a prompt and its output are counted together
+                # A prompt and its output are counted together, a context in windows.
+                None if goes_on or (windowed is not None and not truncate) else limits.positions,
                 sizes=limits.sizes,
                 truncate=truncate,
                 skip=skip,
@@ -371,6 +389,8 @@ class DecompX:
             encoded = with_ids(encoded, [ids] if single else ids)
         if goes_on:
             encoded = Continuation(self, question, limits.positions, spec.classes, single).follow(encoded, skip=skip)
+        if windowed is not None:
+            encoded = windowed.follow(encoded, skip=skip)
         encoded = encoded if asker is None else asker.checked(encoded, skip=skip)
         size = self.batch_size if batch_size is None else check_batch_size(batch_size)
         ahead = check_batch_size(read_ahead, "read_ahead")
@@ -511,12 +531,17 @@ class DecompX:
             contrast: ``"mean"``: each column less the mean of the vocabulary, which has nothing to do with the output.
             answer: ``"tokens"``, ``"sum"``: one column, the sum over the output; or ``"both"``.
             max_answer_tokens: of question answering; ``None``: 15.
+            max_seq_len, doc_stride: of question answering, where the context is longer than the model: it is read in
+                windows of so many tokens (``None``: as many as the model has positions), two of which share so many of
+                the context (``None``: 128, or half of a window's). The window with the best answer is explained, or the
+                one that holds what ``at`` names; ``metadata`` has its number as ``window``, from 0, of ``windows``.
             ignore_labels: of token classification, the background's; ``None``: ``["O"]``.
             sources: what a source is: ``"token"``, ``"word"``, ``"sentence"``, or one group id per token. Of pictures
                 ``"patch"``, ``(rows, columns)`` of blocks, or group ids ``[rows, cols]``.
             is_split_into_words: each text is a list of its words, as the model was trained on, and a pair is a tuple of
                 two lists; words are then these.
-            truncate: cut inputs that are too long for the model, with a warning, instead of refusing them.
+            truncate: cut inputs that are too long for the model, with a warning, instead of refusing them (or, in
+                question answering, of reading them in windows).
             on_error: ``"raise"`` ends at the first input that cannot be explained, after those before it; ``"skip"``
                 yields a :class:`Failure` in its place and goes on. What is wrong with the call is always raised.
             ids: a name of yours for each input, a string or a whole number, kept as ``metadata["id"]`` beside

@@ -142,3 +142,14 @@ def test_a_reader_finds_a_name_that_it_was_not_trained_on(reader):
     assert found.completeness_error < FLOAT32
     assert [*found.targets] == ["start @ Julia", "end @ Weber", "start + end @ Julia ... Weber"]
     assert found.target_logits[2] == pytest.approx(found.target_logits[:2].sum().item(), abs=FLOAT32)
+
+
+def test_a_reader_finds_a_name_in_a_long_context(reader):
+    """In one of several windows; what it is not asked about stands in all of them."""
+    filler = "The bridge was closed for two weeks, and nobody could say when the work would be done. "
+    for before in (3, 45, 90):
+        context = filler * before + "In London, Julia Weber had tea with the mayor. " + filler * (90 - before)
+        found = reader((QUESTION, context), sources="word")
+        assert found.answer.text == "Julia Weber" == context[found.answer.start : found.answer.end]
+        assert found.metadata["windows"] >= 4 and found.completeness_error < FLOAT32
+        assert [*found.targets] == ["start @ Julia", "end @ Weber", "start + end @ Julia ... Weber"]

@@ -19,7 +19,7 @@ from ..result.words import Span
 from .alignment import align
 from .boxes import BOXES, check_boxes
 from .chat import is_chat, read_chat
-from .cutting import kept_of_long
+from .cutting import kept_of_long, taken
 from .forms import (
     is_ids,
     is_pair,
@@ -34,6 +34,7 @@ from .forms import whole_numbers as whole
 from .notices import MANY_UNKNOWN, Notices
 from .prepared import MODEL_INPUTS, Encoding
 from .presplit import places_of_words
+from .windows import Window
 
 #: A fast tokenizer may not be called while another thread changes its truncation, which every call may do.
 _tokenizing = threading.Lock()
@@ -59,6 +60,7 @@ class Encoded:
         picture: what a model of pictures sees; ``None`` for a text.
         continues: of language models, the ids of the output that is explained, from the token that follows the prompt;
             all but the last of them are in ``inputs`` too. Empty: what the model says next.
+        window: which part it is of an input that is longer than the model; ``None``: it is whole, or was cut.
         number: which input of the call it is, from 0.
         about: what its explanation says of it besides: how long it was before it was cut, how much was unknown.
     """
@@ -73,6 +75,7 @@ class Encoded:
     words: tuple[int | None, ...] | None = None
     picture: Picture | None = None
     continues: tuple[int, ...] = ()
+    window: Window | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -292,7 +295,7 @@ class Reader:
             keep = self._kept(ids, special) if self.truncate else None
             if keep is None:
                 raise self._too_long(len(ids), where)
-            inputs = {n: v[: len(keep)] if n == "position_ids" else v[keep] for n, v in inputs.items()}
+            inputs = taken(inputs, keep)
             special = tuple(special[k] for k in keep)
             spans = spans and tuple(spans[k] for k in keep)
             words = words and tuple(words[k] for k in keep)
