@@ -33,6 +33,7 @@ from .linearize.copies import Copies
 from .linearize.linearization import find_family, specification, unwrap
 from .linearize.sentence import SentenceEncoder
 from .models.digest import model_sha256
+from .models.heads import one_head
 from .models.origin import Origin, check_same
 from .models.sentence import unpacked
 from .models.tasks import DEFAULT, task_of_model
@@ -91,6 +92,8 @@ class DecompX:
             0.5 GiB.
         pooling: of a model without a head (``BertModel``), for :meth:`similarity`: ``"mean"``, ``"cls"`` or
             ``"lasttoken"``. A ``SentenceTransformer`` or a ``CrossEncoder`` says all by itself.
+        task: of a model of two heads (``BertForPreTraining``), which is explained: ``"fill-mask"`` or
+            ``"next-sentence-prediction"``. For :meth:`from_pretrained` see there.
         **options: single options of :class:`DecompXConfig`, such as ``bias="none"``.
 
     Raises:
@@ -108,6 +111,7 @@ class DecompX:
         dtype: str | torch.dtype | None = None,
         batch_size: int | None = None,
         pooling: str | None = None,
+        task: str | None = None,
         **options: Any,
     ) -> None:
         model, tokenizer = unpacked(model, tokenizer, pooling)
@@ -121,7 +125,7 @@ class DecompX:
             raise InputError(f"tokenizer is a {type(tokenizer).__name__}: {way}")
         if config is not None and not isinstance(config, DecompXConfig):
             raise OptionError(f"config is a {type(config).__name__}: give a DecompXConfig, or single options by name")
-        self.model = model
+        self.model = model = one_head(model, None if task is None else check_task(task))
         self.tokenizer = tokenizer
         self.config = (config or DecompXConfig()).replace(**options)
         self.engine = engine
@@ -165,7 +169,7 @@ class DecompX:
 
         asked = None if task is None else check_task(task)
         model, tokenizer = load_pretrained(path_or_id, half=half, pooling=pooling, task=asked)
-        explainer = cls(to_device(model, device), tokenizer, **arguments)
+        explainer = cls(to_device(model, device), tokenizer, task=asked, **arguments)
         explainer.name = os.fspath(path_or_id)
         given = {"half": half, "task": task, "pooling": pooling}
         explainer._loaded_by("from_pretrained", path_or_id=explainer.name, **given)
