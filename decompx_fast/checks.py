@@ -13,7 +13,7 @@ from torch import nn
 from .arguments import TELLING, Arguments, Options
 from .config import DecompXConfig
 from .errors import InputError, OptionError, UnsupportedModelError
-from .linearize.linearization import find_family, supported_architectures
+from .linearize.architectures import find_family, supported_architectures
 from .models.tasks import task_of_model, task_of_name
 
 DTYPES = {

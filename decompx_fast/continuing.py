@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from .errors import InputError, OptionError, shown
-from .linearize.linearization import unwrap
+from .linearize.architectures import unwrap
 from .models.writing import greedy_or_given, write
 from .request.encoding import Encoded
 from .request.forms import is_ids, whole_numbers

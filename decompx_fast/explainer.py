@@ -29,8 +29,9 @@ from .engines.forward.plan import ModelShape, Plan, plan
 from .engines.memory import available_bytes
 from .errors import InputError, OptionError, warn_user
 from .job import COLUMNS_RECKONED, Job
+from .linearize.architectures import find_family, unwrap
 from .linearize.copies import Copies
-from .linearize.linearization import find_family, specification, unwrap
+from .linearize.linearization import specification
 from .linearize.sentence import SentenceEncoder
 from .models.digest import model_sha256
 from .models.heads import one_head

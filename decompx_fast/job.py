@@ -29,7 +29,8 @@ from .engines.choose import (
 from .engines.forward.plan import ModelShape
 from .engines.terms import Terms
 from .errors import InputError, OptionError, PrecisionWarning, warn_user
-from .linearize.linearization import HuggingFaceLinearization, linearize, unwrap
+from .linearize.architectures import unwrap
+from .linearize.linearization import HuggingFaceLinearization, linearize
 from .linearize.model_run import plain_mode
 from .models.tasks import PICTURES
 from .request.batching import Pair

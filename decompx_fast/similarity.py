@@ -25,7 +25,8 @@ from .engines.choose import Execution, attribute, cheaper_engine, choose_engine,
 from .engines.shape import ModelShape
 from .errors import InputError, NumericalError, OptionError
 from .job import _warn_of_errors
-from .linearize.linearization import linearize, unwrap
+from .linearize.architectures import unwrap
+from .linearize.linearization import linearize
 from .linearize.model_run import plain_mode
 from .linearize.sentence import SentenceEncoder, embed
 from .linearize.terms import Terms

@@ -10,7 +10,7 @@ from models import randomized
 from test_families import CASES, COMMON, inputs
 from torch import Tensor, nn
 
-from decompx_fast.linearize.linearization import supported_architectures
+from decompx_fast.linearize.architectures import supported_architectures
 
 #: Of each prefix of class names, the first case of :data:`test_families.CASES`.
 CASE_OF = {name: case for case, (name, _) in reversed(CASES.items())}

@@ -11,7 +11,8 @@ from transformers import (
     RobertaForSequenceClassification,
 )
 
-from decompx_fast.linearize.evaluate import linearize_head, linearize_layer, restore_layer
+from decompx_fast.linearize.evaluate import linearize_layer, restore_layer
+from decompx_fast.linearize.evaluate_head import linearize_head
 from decompx_fast.linearize.linearization import linearize
 from decompx_fast.linearize.spec import Affine, AttentionSpec, FeedForwardSpec, HeadStepSpec, NormSpec, SublayerSpec
 

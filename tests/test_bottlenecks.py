@@ -15,7 +15,8 @@ from decompx_fast.engines.forward import run as forward
 from decompx_fast.engines.forward.plan import ModelShape, plan
 from decompx_fast.evaluation.linearized import attention_of
 from decompx_fast.evaluation.methods import relevance
-from decompx_fast.linearize.linearization import describe, linearize
+from decompx_fast.linearize.architectures import describe
+from decompx_fast.linearize.linearization import linearize
 
 CASE = "mobilebert"
 

@@ -18,8 +18,9 @@ from decompx_fast.engines import reference
 from decompx_fast.engines.adjoint import run as adjoint
 from decompx_fast.engines.forward import run as forward
 from decompx_fast.engines.terms import Terms
+from decompx_fast.linearize.architectures import describe, find_family
 from decompx_fast.linearize.families.unsupported import UNSUPPORTED
-from decompx_fast.linearize.linearization import describe, find_family, linearize
+from decompx_fast.linearize.linearization import linearize
 
 #: Rounding of float64 through two layers and a head of random weights.
 ROUNDING = 1e-10

@@ -16,7 +16,8 @@ from decompx_fast import DecompXConfig, UnsupportedModelError
 from decompx_fast.engines import reference
 from decompx_fast.engines.adjoint import run as adjoint
 from decompx_fast.engines.forward import run as forward
-from decompx_fast.linearize.linearization import linearize, supported_architectures
+from decompx_fast.linearize.architectures import supported_architectures
+from decompx_fast.linearize.linearization import linearize
 
 COMMON = {
     "hidden_size": 24,

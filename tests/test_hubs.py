@@ -14,10 +14,11 @@ from decompx_fast.engines.adjoint import run as adjoint
 from decompx_fast.engines.forward import run as forward
 from decompx_fast.evaluation.linearized import attention_of
 from decompx_fast.evaluation.methods import relevance
+from decompx_fast.linearize.architectures import describe
 from decompx_fast.linearize.families.bigbird import repeated_block
 from decompx_fast.linearize.hubs import Hubs
 from decompx_fast.linearize.layer import AttentionPattern
-from decompx_fast.linearize.linearization import describe, linearize
+from decompx_fast.linearize.linearization import linearize
 
 TWO = ["longformer", "bigbird_drawn"]
 

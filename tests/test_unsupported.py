@@ -11,8 +11,9 @@ from test_families import COMMON, XLM
 from torch import nn
 
 from decompx_fast import UnsupportedModelError
+from decompx_fast.linearize.architectures import supported_architectures
 from decompx_fast.linearize.families.unsupported import UNSUPPORTED
-from decompx_fast.linearize.linearization import linearize, supported_architectures
+from decompx_fast.linearize.linearization import linearize
 
 SMALL = {**COMMON, "num_hidden_layers": 1}
 

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from ..errors import InputError, NumericalError
 from ..explainer import DecompX
-from ..linearize.linearization import describe, input_limits, only_device, unwrap
+from ..linearize.architectures import describe, unwrap
+from ..linearize.linearization import input_limits, only_device
 from ..linearize.model_run import plain_mode, run_model, undisturbed
 from ..models.digest import model_sha256
 from ..request.encoding import Encoded, Reader

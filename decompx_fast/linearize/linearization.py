@@ -9,7 +9,7 @@ is not computed a second time.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from itertools import chain
 from typing import Literal
@@ -18,16 +18,15 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import InputError, NumericalError, UnsupportedModelError
+from .architectures import describe, find_family, unwrap
 from .copies import Copies
-from .evaluate import Read, linearize_head, linearize_layer, read_terms, restore_layer
-from .families import FAMILIES
-from .families.sentence import SENTENCE_ENCODERS
-from .families.unsupported import UNSUPPORTED
+from .evaluate_head import Read
 from .layer import Head, LinearizedLayer
 from .model_run import ModelRun, check_embedding_mode, plain_mode, run_model, undisturbed
 from .private_copy import modules_of
+from .recomputed import Recomputed
 from .record import Record
-from .spec import Context, InputLimits, ModelSpec
+from .spec import InputLimits, ModelSpec
 from .terms import Terms
 from .values import ModelValues, check_weights
 
@@ -42,145 +41,6 @@ TF32_TOLERANCE = 1e-2
 
 #: A layer that was recorded, and the largest gap of its steps.
 _Recorded = tuple[LinearizedLayer, float]
-
-
-def supported_architectures() -> list[str]:
-    """The class names that can be explained."""
-    return sorted(FAMILIES)
-
-
-def unwrap(model: nn.Module) -> nn.Module:
-    """The module inside ``torch.compile``, data parallel and low-rank-adapter wrappers."""
-    while True:
-        inner = getattr(model, "_orig_mod", None)
-        if isinstance(inner, nn.Module):
-            model = inner
-        elif isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
-            model = model.module
-        elif callable(base := getattr(model, "get_base_model", None)):
-            refuse_prompts(model)
-            model = base()
-        else:
-            return model
-
-
-def refuse_prompts(model: nn.Module) -> None:
-    """Learned prompts are outside the base model: it would be explained without them."""
-    if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
-        raise UnsupportedModelError(
-            "this model is adapted by learned prompts, which are no tokens of the text: only adapters that change "
-            "weights, such as LoRA, can be explained"
-        )
-
-
-def find_family(model: nn.Module) -> Callable[[nn.Module], ModelSpec]:
-    """The function that describes this architecture.
-
-    Raises:
-        UnsupportedModelError: says why it is not, where that is known, and lists what is supported.
-    """
-    for cls in type(model).__mro__:
-        for register in (FAMILIES, SENTENCE_ENCODERS):
-            if cls.__name__ in register:
-                return register[cls.__name__]
-    supported = f"supported are {', '.join(_of_the_same_kind(type(model).__name__))}"
-    for cls in type(model).__mro__:
-        if cls.__name__ in UNSUPPORTED:
-            raise UnsupportedModelError(
-                f"{type(model).__name__} cannot be explained exactly: {UNSUPPORTED[cls.__name__]}; {supported}"
-            )
-    raise UnsupportedModelError(f"{type(model).__name__} cannot be explained yet: {supported}")
-
-
-def _of_the_same_kind(name: str) -> list[str]:
-    """The supported classes with the head of the one that is named so; all of them if there are none."""
-    _, found, head = name.rpartition("For")
-    alike = [one for one in supported_architectures() if found and one.endswith(f"For{head}")]
-    return alike or supported_architectures()
-
-
-def describe(model: nn.Module) -> ModelSpec:
-    """The model's parts as data: views on its weights, read anew at each call, so that nothing goes stale.
-
-    Args:
-        model: an unwrapped model in eval mode.
-
-    Raises:
-        UnsupportedModelError: if the architecture or one of its modules is not supported.
-    """
-    family = find_family(model)
-    try:
-        spec = family(model)
-    except AttributeError as error:
-        raise UnsupportedModelError(
-            f"this {type(model).__name__} has not the parts of its architecture ({error}): it cannot be explained "
-            "exactly"
-        ) from error
-    if not spec.layers:
-        raise UnsupportedModelError(f"this {type(model).__name__} has no layers: there is nothing to decompose")
-    return spec
-
-
-class Recomputed:
-    """The layers of a model on some embedding, in its dtype, computed from the weights and compared with nothing.
-
-    To measure what a computation in one precision is wrong by; satisfies
-    :class:`decompx_fast.linearize.layer.ReadsTerms`, but for ``logits`` and ``values``, which are those of the model
-    itself.
-    """
-
-    def __init__(
-        self, spec: ModelSpec, contexts: Sequence[Context], embedding: Tensor, values: ModelValues, read: Read
-    ) -> None:
-        self._spec = spec
-        self._values = values
-        self._read = read
-        self.contexts = contexts
-        self.embedding = embedding
-        self.num_layers = len(spec.layers)
-        self.reads_all = spec.reads_all
-
-    @property
-    def logits(self) -> Tensor:
-        """``[b, c]``, the model's own, of the head's own reading.
-
-        Raises:
-            InputError: if the head reads each position by itself.
-        """
-        if self._values.own is None:
-            raise InputError(
-                "this model has outputs at each position, and no logits of the whole input: ask for values(terms)"
-            )
-        return self._values.own.to(self.embedding.dtype)
-
-    def values(self, terms: Terms) -> Tensor:
-        """The model's own values of the terms, ``[b, t]``, in the dtype of the computation.
-
-        Raises:
-            InputError: for positions or outputs that do not exist.
-        """
-        reading = read_terms(self._spec.head, self._read, self.embedding, terms)
-        return reading.pick(self._values.at(reading, self.embedding.dtype))
-
-    def layers(self) -> Iterator[LinearizedLayer]:
-        """Yield the layers in order."""
-        x = self.embedding
-        for index in range(self.num_layers):
-            layer = self.layer(index, x)
-            yield layer
-            x = layer.output
-
-    def layer(self, index: int, x: Tensor) -> LinearizedLayer:
-        """The layer ``index`` on the state ``x`` ``[b, i, d]``, unchecked."""
-        return linearize_layer(self._spec.layers[index], index, x, self.contexts[index])
-
-    def restore(self, layer: LinearizedLayer) -> LinearizedLayer:
-        """A layer again of which only :meth:`LinearizedLayer.without_constants` was kept."""
-        return restore_layer(self._spec.layers[layer.index], layer, self.contexts[layer.index])
-
-    def head(self, x: Tensor, terms: Terms | None = None) -> Head:
-        """The head where it is read for these terms, on the last layer's output ``x`` ``[b, i, d]``."""
-        return linearize_head(self._spec.head, self._read, x, terms)
 
 
 class HuggingFaceLinearization(Recomputed):

@@ -31,7 +31,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .evaluate import Steps, linearize_layer
+from .evaluate import linearize_layer
 from .layer import KEEP_BYTES, LinearizedLayer, Norm, Shelf
 from .private_copy import original
 from .spec import (
@@ -47,6 +47,7 @@ from .spec import (
     StateMapSpec,
     networks_of,
 )
+from .steps import Steps
 
 #: Random directions of the check.
 DIRECTIONS = 8

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from ..errors import InputError, ModelLoadError, UnsupportedModelError, warn_user
-from ..linearize.linearization import find_family, refuse_prompts
+from ..linearize.architectures import find_family, refuse_prompts
 from ..optional import import_optional
 from .tasks import DEFAULT, KINDS, PICTURES, TWO_HEADED, TWO_HEADS, task_of_architectures, task_of_model
 

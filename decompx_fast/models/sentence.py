@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from ..errors import InputError, ModelLoadError, UnsupportedModelError, shown, warn_user
+from ..linearize.architectures import unwrap
 from ..linearize.families.sentence import is_bare
-from ..linearize.linearization import unwrap
 from ..linearize.sentence import EmbeddingStep, SentenceEncoder, check_pooling
 from .pretrained import _check_weights, _first_line, _load_tokenizer, _quiet, _widened
 

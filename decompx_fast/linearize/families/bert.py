@@ -10,7 +10,8 @@ from dataclasses import replace
 from functools import partial
 
 from ...errors import UnsupportedModelError
-from ..spec import AttentionSpec, FeedForwardSpec, HeadStepSpec, LayerSpec, ModelSpec, SublayerSpec, embedding_module
+from ..readers import embedding_module
+from ..spec import AttentionSpec, FeedForwardSpec, HeadStepSpec, LayerSpec, ModelSpec, SublayerSpec
 from .heads import (
     BARE,
     LM_HEAD,

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import UnsupportedModelError
+from ..readers import affine, convolution, embedding_module, layer_norm, own_layer_norm, plain_norm, rms_norm
 from ..spec import (
     Affine,
     AttentionSpec,
@@ -23,13 +24,6 @@ from ..spec import (
     ModelSpec,
     NormSpec,
     Positions,
-    affine,
-    convolution,
-    embedding_module,
-    layer_norm,
-    own_layer_norm,
-    plain_norm,
-    rms_norm,
 )
 from ..terms import Pooled
 

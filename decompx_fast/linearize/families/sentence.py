@@ -10,7 +10,8 @@ from typing import Literal
 from torch import Tensor
 
 from ...errors import UnsupportedModelError
-from ..spec import HeadStepSpec, ModelSpec, affine, layer_norm
+from ..readers import affine, layer_norm
+from ..spec import HeadStepSpec, ModelSpec
 from . import FAMILIES
 from .parts import Module, activation_name
 
