@@ -17,7 +17,7 @@ from .asking import Asker
 from .errors import InputError, OptionError
 from .linearize.linearization import linearize
 from .linearize.model_run import plain_mode
-from .request.encoding import Encoded
+from .request.encoded import Encoded
 from .request.tasks.columns import Question, check_count, index_of
 from .request.tasks.places import resolve_places
 from .request.tasks.question_answering import answer_limit, context_of
@@ -26,7 +26,7 @@ from .result.failure import OF_AN_INPUT, Failure
 from .result.readings import Answer
 
 if TYPE_CHECKING:
-    from .explainer import DecompX
+    from .explained_model import ExplainedModel
 
 #: Tokens that neighbouring windows share: what transformers' pipeline had.
 DOC_STRIDE = 128
@@ -49,7 +49,7 @@ class LongContexts:
         cut: whether the user wants longer inputs cut instead.
     """
 
-    explainer: DecompX
+    explainer: ExplainedModel
     asker: Asker
     positions: int | None
     cut: bool = False

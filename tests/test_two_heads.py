@@ -62,12 +62,14 @@ def test_whether_a_text_follows(architecture, engine):
 @pytest.mark.parametrize("architecture", [one for one in OPTIONS if one != "MobileBert"])
 def test_what_fits_at_a_mask(architecture, engine):
     model = made(architecture)
+    model.train()
+    model.get_submodule(next(name for name, _ in model.named_children())).eval()
     with models.unchanged(model):
         explainer = DecompX(model, models.word_piece(), task="masked-lm", bias="bias_token", engine=engine)
         found = explainer("He saw a [MASK] today.", top_k=2)
     assert explainer.task == found.task == "fill-mask" and found.completeness_error < EXACT
     (place,) = [n for n, token in enumerate(found.tokens) if token == "[MASK]"]
-    best = own_outputs(model, found)[0][place].topk(2)
+    best = own_outputs(model.eval(), found)[0][place].topk(2)
     assert [one.output for one in found.predictions] == best.indices.tolist()
     assert found.target_logits.tolist() == pytest.approx(best.values.tolist(), abs=EXACT)
 

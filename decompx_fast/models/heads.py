@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from ..errors import OptionError, UnsupportedModelError
-from ..linearize.linearization import unwrap
+from ..linearize.architectures import unwrap
 from .tasks import KINDS, TWO_HEADS, task_of_model, two_heads_of
 
 
@@ -54,7 +54,11 @@ def _sharing(model: nn.Module, name: str, task: str) -> nn.Module:
     missing = [path for path, parameter in found.named_parameters() if parameter.is_meta]
     if missing:
         raise UnsupportedModelError(f"this {type(model).__name__} has not the parts of a {wanted}: {missing[0]}")
-    return found.train(model.training)
+    own = set(model.modules())
+    for module in found.modules():
+        if module not in own:
+            module.training = model.training
+    return found
 
 
 def _share(target: nn.Module, source: nn.Module) -> None:

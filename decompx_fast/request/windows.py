@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from .cutting import taken
 
 if TYPE_CHECKING:
-    from .encoding import Encoded
+    from .encoded import Encoded
 
 
 @dataclass(frozen=True)

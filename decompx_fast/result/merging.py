@@ -10,7 +10,8 @@ from typing import SupportsIndex
 import torch
 
 from ..errors import InputError
-from .explanation import Explanation, Target
+from .explanation import Explanation
+from .kinds import Target
 from .pair import PairExplanation, PairSide
 from .tokens import readable_tokens
 from .words import NO_PLACES, Span, group_by_number, group_by_word

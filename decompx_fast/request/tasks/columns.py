@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ...errors import InputError, shown
 from ...result.readings import Answer, Entity, Prediction
-from ..encoding import Encoded
+from ..encoded import Encoded
 from ..targets import _number
 
 

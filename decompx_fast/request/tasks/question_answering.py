@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...errors import InputError, shown
 from ...result.readings import Answer
-from ..encoding import Encoded
+from ..encoded import Encoded
 from ..sources import word_groups
 from .columns import (
     Asked,
