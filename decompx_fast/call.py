@@ -33,6 +33,7 @@ from .request.tasks import check_question, position_task
 from .request.tasks.columns import Question
 from .result.explanation import Explanation
 from .result.failure import Failure
+from .windowing import LongContexts
 
 #: What becomes of an input that cannot be explained.
 OnError = Literal["raise", "skip"]
@@ -69,6 +70,8 @@ class Call:
     seed: int | None = None
     contrast: str | None = None
     answer: str | None = None
+    max_seq_len: int | None = None
+    doc_stride: int | None = None
     is_split_into_words: bool = False
     read_ahead: int | None = None
 
@@ -96,7 +99,7 @@ class Call:
         spec = specification(explainer.model, explainer.copies)
         asker = self._asker(explainer, spec.classes)
         job = self._job(explainer, config, spec, asker)
-        encoded, single = self._read(explainer, spec, texts)
+        encoded, single = self._read(explainer, spec, texts, asker)
         if asker is not None:
             encoded = asker.checked(encoded, skip=self.skip)
         if spec.shifted is not None:
@@ -137,7 +140,9 @@ class Call:
             asker=asker,
         )
 
-    def _read(self, explainer: ExplainedModel, spec: ModelSpec, texts: Any) -> tuple[Iterator[Any], bool]:
+    def _read(
+        self, explainer: ExplainedModel, spec: ModelSpec, texts: Any, asker: Asker | None
+    ) -> tuple[Iterator[Any], bool]:
         """The inputs as the model takes them, each with its name and what follows it; and whether there is one."""
         limits, goes_on = spec.limits, explainer.task == WRITES_ON
         if goes_on and self.truncate:
@@ -145,6 +150,9 @@ class Call:
                 "truncate=True cuts a text at its end, where a language model goes on: shorten the prompt at its "
                 "beginning instead"
             )
+        windowed = None
+        if asker is not None and explainer.task == "question-answering":
+            windowed = LongContexts(explainer, asker, limits.positions, self.truncate)
         reader: Reader | PictureReader
         if limits.picture is not None:
             refuse_of_texts(truncate=self.truncate, is_split_into_words=self.is_split_into_words)
@@ -152,7 +160,8 @@ class Call:
         else:
             reader = Reader(
                 explainer.tokenizer,
-                None if goes_on else limits.positions,  # those of a prompt and its output are counted together
+                # A prompt and its output are counted together, a context in windows.
+                None if goes_on or (windowed is not None and not self.truncate) else limits.positions,
                 sizes=limits.sizes,
                 truncate=self.truncate,
                 skip=self.skip,
@@ -166,6 +175,8 @@ class Call:
         if goes_on or explainer.task == WRITES_ANEW:
             continuation = Continuation(explainer, self.question, limits.positions, spec.classes, single)
             encoded = continuation.follow(encoded, skip=self.skip)
+        if windowed is not None:
+            encoded = windowed.follow(encoded, skip=self.skip)
         return encoded, single
 
 

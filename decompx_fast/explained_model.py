@@ -17,6 +17,7 @@ from .linearize.copies import Copies
 from .linearize.linearization import specification
 from .linearize.sentence import SentenceEncoder
 from .models.digest import model_sha256
+from .models.heads import one_head
 from .models.origin import Origin, check_same
 from .models.sentence import unpacked
 from .models.tasks import DEFAULT, task_of_model
@@ -54,6 +55,7 @@ class ExplainedModel:
         dtype: str | torch.dtype | None = None,
         batch_size: int | None = None,
         pooling: str | None = None,
+        task: str | None = None,
         **options: Any,
     ) -> None:
         model, tokenizer = unpacked(model, tokenizer, pooling)
@@ -67,7 +69,7 @@ class ExplainedModel:
             raise InputError(f"tokenizer is a {type(tokenizer).__name__}: {way}")
         if config is not None and not isinstance(config, DecompXConfig):
             raise OptionError(f"config is a {type(config).__name__}: give a DecompXConfig, or single options by name")
-        self.model = model
+        self.model = model = one_head(model, None if task is None else check_task(task))
         self.tokenizer = tokenizer
         self.config = (config or DecompXConfig()).replace(**options)
         self.engine = engine
@@ -111,7 +113,7 @@ class ExplainedModel:
 
         asked = None if task is None else check_task(task)
         model, tokenizer = load_pretrained(path_or_id, half=half, pooling=pooling, task=asked)
-        explainer = cls(to_device(model, device), tokenizer, **arguments)
+        explainer = cls(to_device(model, device), tokenizer, task=asked, **arguments)
         explainer.name = os.fspath(path_or_id)
         given = {"half": half, "task": task, "pooling": pooling}
         explainer._loaded_by("from_pretrained", path_or_id=explainer.name, **given)

@@ -53,6 +53,8 @@ class DecompX(ExplainedModel):
             0.5 GiB.
         pooling: of a model without a head (``BertModel``), for :meth:`similarity`: ``"mean"``, ``"cls"`` or
             ``"lasttoken"``. A ``SentenceTransformer`` or a ``CrossEncoder`` says all by itself.
+        task: of a model of two heads (``BertForPreTraining``), which is explained: ``"fill-mask"`` or
+            ``"next-sentence-prediction"``. For :meth:`from_pretrained` see there.
         **options: single options of :class:`DecompXConfig`, such as ``bias="none"``.
 
     Raises:
@@ -189,12 +191,17 @@ class DecompX(ExplainedModel):
             contrast: ``"mean"``: each column less the mean of the vocabulary, which has nothing to do with the output.
             answer: ``"tokens"``, ``"sum"``: one column, the sum over the output; or ``"both"``.
             max_answer_tokens: of question answering; ``None``: 15.
+            max_seq_len, doc_stride: of question answering, where the context is longer than the model: it is read in
+                windows of so many tokens (``None``: as many as the model has positions), two of which share so many of
+                the context (``None``: 128, or half of a window's). The window with the best answer is explained, or the
+                one that holds what ``at`` names; ``metadata`` has its number as ``window``, from 0, of ``windows``.
             ignore_labels: of token classification, the background's; ``None``: ``["O"]``.
             sources: what a source is: ``"token"``, ``"word"``, ``"sentence"``, or one group id per token. Of pictures
                 ``"patch"``, ``(rows, columns)`` of blocks, or group ids ``[rows, cols]``.
             is_split_into_words: each text is a list of its words, as the model was trained on, and a pair is a tuple of
                 two lists; words are then these.
-            truncate: cut inputs that are too long for the model, with a warning, instead of refusing them.
+            truncate: cut inputs that are too long for the model, with a warning, instead of refusing them (or, in
+                question answering, of reading them in windows).
             on_error: ``"raise"`` ends at the first input that cannot be explained, after those before it; ``"skip"``
                 yields a :class:`Failure` in its place and goes on. What is wrong with the call is always raised.
             ids: a name of yours for each input, a string or a whole number, kept as ``metadata["id"]`` beside

@@ -11,6 +11,7 @@ from torch import Tensor
 from ..result.picture import Picture
 from ..result.words import Span
 from .prepared import DECODER_IDS
+from .windows import Window
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class Encoded:
         encoder: of a model with a decoder beside its encoder, how many tokens the encoder reads (``input_ids``); the
             decoder reads those after them (``decoder_input_ids``). ``None``: there is no decoder apart.
         reads_again: whether what the decoder reads is the text once more, one place on, and no output.
+        window: which part it is of an input that is longer than the model; ``None``: it is whole, or was cut.
         number: which input of the call it is, from 0.
         about: what its explanation says of it besides: how long it was before it was cut, how much was unknown.
     """
@@ -49,6 +51,7 @@ class Encoded:
     continues: tuple[int, ...] = ()
     encoder: int | None = None
     reads_again: bool = False
+    window: Window | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)

@@ -16,7 +16,7 @@ from ..result.words import Span
 from .alignment import align
 from .boxes import BOXES, check_boxes
 from .chat import is_chat, read_chat
-from .cutting import kept_of_long
+from .cutting import kept_of_long, taken
 from .encoded import Encoded
 from .forms import (
     is_ids,
@@ -254,7 +254,7 @@ class Reader:
             keep = self._kept(ids, special) if self.truncate else None
             if keep is None:
                 raise self._too_long(len(ids), where)
-            inputs = {n: v[: len(keep)] if n == "position_ids" else v[keep] for n, v in inputs.items()}
+            inputs = taken(inputs, keep)
             special = tuple(special[k] for k in keep)
             spans = spans and tuple(spans[k] for k in keep)
             words = words and tuple(words[k] for k in keep)

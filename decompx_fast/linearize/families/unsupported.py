@@ -13,17 +13,11 @@ _SQUAD = (
     "its head looks for the end of an answer by the start that it found, so that its outputs are no function of a "
     "position alone; the class that ends in Simple can be explained"
 )
-_TWO_HEADS = (
-    "it has two heads: load it as a masked language model (ForMaskedLM), or as ForNextSentencePrediction where "
-    "transformers has that"
-)
 _MERGED_PATCHES = "it merges neighbouring patches between layers, so that positions are no patches any more"
 _CONVOLVED = "it is made of convolutions over a picture, which are no layers of a Transformer"
 
 #: Why not, by the name of the class in transformers.
 UNSUPPORTED: dict[str, str] = {
-    "BertForPreTraining": _TWO_HEADS,
-    "BigBirdForPreTraining": _TWO_HEADS,
     "BigBirdForQuestionAnswering": (
         "its head is a network of its own with a residual connection, and hides the question's tokens from the answer"
     ),
@@ -32,7 +26,6 @@ UNSUPPORTED: dict[str, str] = {
     "ConvBertForSequenceClassification": (
         "half of its heads are convolutions whose kernels it computes from the text, which are no attention weights"
     ),
-    "ErnieForPreTraining": _TWO_HEADS,
     "FlaubertForQuestionAnswering": _SQUAD,
     "FNetForSequenceClassification": "it mixes positions and features by a Fourier transform, which is no attention",
     "FunnelForSequenceClassification": "it pools the sequence between layers, so that positions are no tokens any more",
@@ -40,11 +33,9 @@ UNSUPPORTED: dict[str, str] = {
     "IBertForSequenceClassification": "its maps and norms are those of integer arithmetic",
     "LiltForSequenceClassification": _OTHER_INPUTS,
     "LukeForSequenceClassification": _OTHER_INPUTS,
-    "MegatronBertForPreTraining": _TWO_HEADS,
     "MobileBertForMaskedLM": (
         "the map to its vocabulary is put together of two, which would have to be copied; other heads can be explained"
     ),
-    "MobileBertForPreTraining": _TWO_HEADS,
     "MraForSequenceClassification": _APPROXIMATED,
     "NystromformerForSequenceClassification": _APPROXIMATED,
     "PerceiverForSequenceClassification": "its positions are latent vectors, not tokens",
