@@ -22,6 +22,7 @@ from .copies import Copies
 from .evaluate import Read, linearize_head, linearize_layer, read_terms, restore_layer
 from .families import FAMILIES
 from .families.sentence import SENTENCE_ENCODERS
+from .families.towers import TOWERS
 from .families.unsupported import UNSUPPORTED
 from .layer import Head, LinearizedLayer
 from .model_run import ModelRun, check_embedding_mode, plain_mode, run_model, undisturbed
@@ -80,7 +81,7 @@ def find_family(model: nn.Module) -> Callable[[nn.Module], ModelSpec]:
         UnsupportedModelError: says why it is not, where that is known, and lists what is supported.
     """
     for cls in type(model).__mro__:
-        for register in (FAMILIES, SENTENCE_ENCODERS):
+        for register in (FAMILIES, SENTENCE_ENCODERS, TOWERS):
             if cls.__name__ in register:
                 return register[cls.__name__]
     supported = f"supported are {', '.join(_of_the_same_kind(type(model).__name__))}"

@@ -277,6 +277,7 @@ OpSpec = AttentionSpec | FeedForwardSpec | ConvolutionSpec | RoutedSpec | StateM
 class SublayerSpec:
     """``x <- post_norm(x + out_norm(sum_op op(pre_norm(x))))``; a convolution stands alone, in the first layer, and so
     does a map to or from a narrower state, of which there is one at the start and one at the end of a layer, if any.
+    Without one at the end the state goes on as the narrower one, which is then as wide.
 
     ``reads_wide`` is as for :class:`.layer.Sublayer`.
     """
@@ -332,11 +333,13 @@ class InputLimits:
         positions: how many tokens it takes.
         sizes: of each input, the first number that is too large: ``{"input_ids": 30522, "token_type_ids": 2}``.
         picture: what pictures it takes; ``None``: it reads texts.
+        padded: whether texts are padded to so many tokens, and the padding is attended as any other token is.
     """
 
     positions: int | None
     sizes: Mapping[str, int]
     picture: PictureLimits | None = None
+    padded: bool = False
 
 
 @dataclass(frozen=True)
