@@ -23,6 +23,7 @@ from .checks import (
 from .compiling import outside_compiler
 from .config import LINEAR_BIAS_RULES, DecompXConfig
 from .continuing import Continuation
+from .encoders import check_encoder, encoders_of
 from .engines.adjoint.plan import AdjointPlan
 from .engines.choose import Execution, cheaper_engine, choose_engine, records
 from .engines.forward.plan import ModelShape, Plan, plan
@@ -32,6 +33,7 @@ from .job import COLUMNS_RECKONED, Job
 from .linearize.copies import Copies
 from .linearize.linearization import find_family, specification, unwrap
 from .linearize.sentence import SentenceEncoder
+from .linearize.towers import TwoTowers
 from .models.digest import model_sha256
 from .models.origin import Origin, check_same
 from .models.sentence import unpacked
@@ -47,7 +49,7 @@ from .result.explanation import Explanation, ProblemType
 from .result.explanations import Explanations
 from .result.failure import Failure
 from .result.pair import PairExplanation
-from .similarity import Comparison, check_encoder
+from .similarity import Comparison
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -124,14 +126,18 @@ class DecompX:
         self.tokenizer = tokenizer
         self.config = (config or DecompXConfig()).replace(**options)
         self.engine = engine
-        biased = engine != "adjoint" or self.config.bias in LINEAR_BIAS_RULES or specification(model).has_bias
+        linear = engine != "adjoint" or self.config.bias in LINEAR_BIAS_RULES
+        biased = linear or isinstance(unwrap(model), TwoTowers) or specification(model).has_bias
         choose_engine(engine, self.config, grouped=False, biased=biased)
         self.dtype = check_dtype(dtype)
         self.batch_size = check_batch_size(batch_size)
         self.name: str | None = None
         self.origin: Origin | None = None
         self.copies = Copies()
+        self.copies_of_pictures = Copies()  # of a model of texts and pictures, whose two encoders are run apart
         (find_family if self.compares else check_head)(unwrap(model))
+        if isinstance(unwrap(model), TwoTowers):
+            encoders_of(self, truncate=False)  # so that what is unusual in them is refused now
 
     @classmethod
     def from_pretrained(
@@ -255,8 +261,8 @@ class DecompX:
         """
         if self.compares:
             raise InputError(
-                "this model gives one vector for a text and no classes, so there are no logits to explain: compare two "
-                "texts with similarity(a, b), or load a classifier"
+                "this model gives one vector for an input and no classes, so there are no logits to explain: compare "
+                "two texts, or a text and a picture, with similarity(a, b), or load a classifier"
             )
         if self.task in NAMED_OUTPUTS:
             return NAMED_OUTPUTS[self.task]
@@ -265,8 +271,9 @@ class DecompX:
 
     @property
     def compares(self) -> bool:
-        """Whether the model gives one vector for a text, for :meth:`similarity`, and no classes."""
-        return isinstance(unwrap(self.model), SentenceEncoder)
+        """Whether the model gives one vector for a text, or one for a text and one for a picture, for
+        :meth:`similarity`, and no classes."""
+        return isinstance(unwrap(self.model), (SentenceEncoder, TwoTowers))
 
     @property
     def problem_type(self) -> ProblemType:
@@ -553,9 +560,9 @@ class DecompX:
         a: Any,
         b: Any,
         *,
-        measure: Literal["cos", "dot"] = "cos",
+        measure: Literal["cos", "dot", "logit"] = "cos",
         side: Literal["both", "a", "b"] = "both",
-        sources: Literal["token", "word", "sentence"] = "token",
+        sources: Any = "token",
         truncate: bool = False,
         engine: str | None = None,
         dtype: str | torch.dtype | None = None,
@@ -564,19 +571,23 @@ class DecompX:
         workspace_bytes: int | None = None,
         **options: Any,
     ) -> PairExplanation | Explanations[PairExplanation]:
-        """What each pair of sources adds to the similarity of two texts.
+        """What each pair of sources adds to the similarity of two texts, or of a text and a picture (CLIP, SigLIP).
 
-        ``S[k, l] = U[k] . V[l] / (|e_a| |e_b|)``, where the method gives each source its part of its text's vector:
+        ``S[k, l] = U[k] . V[l] / (|e_a| |e_b|)``, where the method gives each source its part of its input's vector:
         the scores add up to the cosine that the model gives, under every rule but ``none``.
 
         Args:
             a: a text, token ids, or an encoding of one.
-            b: the same, or a list of them, with each of which ``a`` is compared; it is computed once.
-            measure: ``"cos"``, or ``"dot"`` without the lengths; of a model that normalises its vectors they are equal.
+            b: the same, or a picture as for :meth:`explain_iter`; or a list of them, with each of which ``a`` is
+                compared; it is computed once. A picture may be compared with a list of texts in ``a``.
+            measure: ``"cos"``; ``"dot"`` without the lengths, which is the same for a model that normalises its
+                vectors; of a text and a picture also ``"logit"``, by the model's own scale, with its bias as
+                :attr:`PairExplanation.offset`.
             side: ``"both"``; or one text's sources against all of the other, which is then only run: with a rule that
                 is linear in the inputs (``none``, ``bias_token``, ``equal``, ``cls``) one pull-back gives the scores.
-            sources, truncate, engine, dtype: as for :meth:`explain_iter`. With ``engine="auto"`` the vectors come from
-                the engine that has them at less cost.
+            sources, truncate, engine, dtype: as for :meth:`explain_iter`; units are those of texts, and blocks or
+                groups those of the picture. With ``engine="auto"`` the vectors come from the engine that has them at
+                less cost.
             path, backend, workspace_bytes: as for :meth:`explain_iter`.
             **options: single options of :class:`DecompXConfig`. ``bias="bias_token"`` has a row and a column more.
 
@@ -589,21 +600,18 @@ class DecompX:
         """
         refuse_misspelt_arguments(options)
         check_encoder(self.model)
-        spec = specification(self.model, self.copies)
         comparison = Comparison(
             explainer=self,
+            encoders=encoders_of(self, truncate=truncate),
             config=self.config.replace(**options),
             engine=self.engine if engine is None else engine,
             dtype=self.dtype if dtype is None else check_dtype(dtype),
             execution=Execution(path, backend, workspace_bytes),
-            shape=ModelShape.from_spec(spec),
             measure=measure,
             side=side,
             sources=sources,
         )
-        limits = spec.limits
-        reader = Reader(self.tokenizer, limits.positions, sizes=limits.sizes, truncate=truncate, device=self.device)
-        return comparison.compare(reader, a, b)
+        return comparison.compare(a, b)
 
     @outside_compiler
     def plan(

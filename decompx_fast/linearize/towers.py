@@ -5,7 +5,6 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, Literal
 
-import torch
 from torch import Tensor, nn
 
 from ..errors import UnsupportedModelError
@@ -70,6 +69,5 @@ class TwoTowers(nn.Module):
     def line(self) -> tuple[float, float]:
         """Factor and summand that make the logit of the cosine."""
         bias: Tensor | None = getattr(self.model, "logit_bias", None)
-        with torch.no_grad():
-            factor = self.model.logit_scale.double().exp()
-        return float(factor), 0.0 if bias is None else float(bias)
+        factor = self.model.logit_scale.detach().double().exp()
+        return factor.item(), 0.0 if bias is None else bias.detach().item()

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from ..errors import InputError, ModelLoadError, UnsupportedModelError, warn_user
+from ..linearize.families.towers import PAIRED
 from ..linearize.linearization import find_family, refuse_prompts
 from ..optional import import_optional
 from .tasks import DEFAULT, KINDS, PICTURES, task_of_architectures, task_of_model
@@ -62,6 +63,8 @@ def load_pretrained(
         if (Path(name) / ADAPTER_CONFIG).is_file():
             model, base = _load_adapted(name, task, half=half)
             places = [name, base]
+        elif task is None and (paired := _saved_class(name)) in PAIRED:
+            return _load_paired(name, paired, half=half)
         else:
             model, info = _load_model(name, task)
             _check_weights(name, info, model, task)
@@ -94,14 +97,44 @@ def _load_model(name: str, task: str | None, **options: Any) -> tuple[nn.Module,
     return model, info
 
 
+def _load_paired(name: str, kind: str, *, half: bool) -> tuple[nn.Module, Any]:
+    """A model that compares texts and pictures, of a class of transformers, and its processor of both."""
+    import transformers
+
+    try:
+        model, info = getattr(transformers, kind).from_pretrained(
+            name, dtype="auto", output_loading_info=True, ignore_mismatched_sizes=True
+        )
+    except Exception as error:
+        raise ModelLoadError(f"no {kind} could be loaded from {name!r}: {_first_line(error)}") from error
+    _check_weights(name, info, model, None)
+    try:
+        processor = transformers.AutoProcessor.from_pretrained(name, trust_remote_code=False)
+    except Exception as error:
+        raise ModelLoadError(
+            f"the model {name!r} was loaded, but not its processor ({_first_line(error)}): save it in the same folder "
+            "(it may need the package pillow), or load both yourself and use DecompX(model, processor)"
+        ) from error
+    return _widened(model, half=half).eval(), processor
+
+
+def _saved_class(name: str) -> str | None:
+    """The class of a saved model, as its configuration says; what is wrong with that is said where it is loaded."""
+    return next(iter(_saved_classes(name)), None)
+
+
 def _saved_task(name: str) -> str:
-    """The task of a saved model, as its configuration says; what is wrong with that is said where it is loaded."""
+    """The task of a saved model, likewise."""
+    return task_of_architectures(_saved_classes(name))
+
+
+def _saved_classes(name: str) -> Sequence[str]:
     from transformers import PretrainedConfig
 
     try:
-        return task_of_architectures(PretrainedConfig.get_config_dict(name)[0].get("architectures"))
+        return PretrainedConfig.get_config_dict(name)[0].get("architectures") or ()
     except Exception:
-        return DEFAULT
+        return ()
 
 
 def _widened(model: nn.Module, *, half: bool) -> nn.Module:

@@ -74,7 +74,7 @@ class PictureReader:
         if isinstance(items, Mapping):
             rows, single = self._prepared(items)
             return self._each(rows, lambda n, row: self._encode(row, f"row {n} of {PIXELS}", n, {})), single
-        if _is_picture(items):
+        if is_picture(items):
             return self._each([items], lambda n, item: self.read_one(item, "the input", n)), True
         if isinstance(items, (bytes, bytearray)) or not isinstance(items, Iterable):
             raise InputError(f"cannot explain a {type(items).__name__} as a picture: {ACCEPTED}")
@@ -187,7 +187,7 @@ class PictureReader:
         return getattr(getattr(self.processor, "image_processor", self.processor), name, None)
 
 
-def _is_picture(item: Any) -> bool:
+def is_picture(item: Any) -> bool:
     """Whether this is one picture rather than several."""
     if isinstance(item, (str, os.PathLike)) or hasattr(item, "getexif"):
         return True

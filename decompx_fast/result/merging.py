@@ -106,7 +106,7 @@ def merge_words_of_pair(pair: PairExplanation) -> PairExplanation:
 
 def _merged_side(side: PairSide, name: str) -> tuple[PairSide, torch.Tensor]:
     """A side with words as sources, and the word of each of its sources, ``[k]``."""
-    if side.source_unit in ("word", "text"):
+    if side.source_unit in ("word", "text") or side.picture is not None:
         return side, torch.arange(len(side))
     if side.source_unit != "token":
         raise InputError(f"words() merges tokens, but the sources of {name} are {side.source_unit}s: explain tokens.")

@@ -12,7 +12,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from ...errors import UnsupportedModelError
+from ...errors import InputError, UnsupportedModelError
 from ..spec import (
     Affine,
     AttentionSpec,
@@ -179,4 +179,16 @@ def tower(model: Module) -> ModelSpec:
     )
 
 
-TOWERS: dict[str, Callable[[Module], ModelSpec]] = {"Tower": tower}
+def two_towers(model: Module) -> ModelSpec:
+    """Refuse :class:`..towers.TwoTowers` as one model.
+
+    Raises:
+        InputError: says what it is for.
+    """
+    raise InputError(
+        f"{type(model.model).__name__} compares texts with pictures, by an encoder of each, and has no logits of an "
+        "input by itself: use similarity(text, picture)"
+    )
+
+
+TOWERS: dict[str, Callable[[Module], ModelSpec]] = {"Tower": tower, "TwoTowers": two_towers}
