@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from .config import DecompXConfig
-from .engines.accuracy import noteworthy
 from .encoders import Encoder, texts_of
+from .engines.accuracy import noteworthy
 from .engines.choose import Execution, attribute, cheaper_engine, choose_engine, records
 from .engines.shape import ModelShape
 from .errors import InputError, NumericalError, OptionError, shown
@@ -131,7 +131,9 @@ class Comparison:
             raise InputError("a is a list: give one text as a, and those that it is compared with as a list in b")
         second, b_is_single = self._read(b, "b")
         if not a_is_single and not b_is_single:
-            raise InputError("a and b are lists: give one text with several pictures, or one picture with several texts")
+            raise InputError(
+                "a and b are lists: give one text with several pictures, or one picture with several texts"
+            )
         runs = self.run(first[0], second) if a_is_single else self.run(second[0], first, one_is="b")
         found = Explanations(runs)
         return found[0] if a_is_single and b_is_single else found

@@ -249,9 +249,7 @@ def data2vec(model: Module) -> ModelSpec:
         tables = [table for table in (shared, getattr(own, "relative_position_bias", None)) if table is not None]
         positions = partial(beit_positions, tables=tables, patch=picture.patch)
         paths = [f"attention.{name}" for name in ("attention.query", "attention.key", "attention.value")]
-        attend = parts.attention(
-            [*paths, "attention.output.dense"], heads=own.num_attention_heads, positions=positions
-        )
+        attend = parts.attention([*paths, "attention.output.dense"], heads=own.num_attention_heads, positions=positions)
         feed = parts.network("intermediate.dense", "output.dense", "intermediate.intermediate_act_fn")
         norms = "layernorm_before", "layernorm_after"
         return scaled_layer(parts, norms, attend, feed, (parts["lambda_1"], parts["lambda_2"]))
@@ -259,9 +257,7 @@ def data2vec(model: Module) -> ModelSpec:
     return beit_model(model, "data2vec_vision", "encoder.layer", layer)
 
 
-def beit_model(
-    model: Module, base: str, layers: str, layer: Callable[[Parts, PictureLimits], LayerSpec]
-) -> ModelSpec:
+def beit_model(model: Module, base: str, layers: str, layer: Callable[[Parts, PictureLimits], LayerSpec]) -> ModelSpec:
     """A norm and a classifier on the mean of the patches, or a classifier on the class; ``layer`` reads one of the
     ``layers`` of ``base``."""
     config, embeddings = model.config, getattr(model, base).embeddings

@@ -107,9 +107,7 @@ def pooling_layer(pooling: Parts) -> LayerSpec:
     query, key, value, out = attention_maps(module, f"{pooling.name}.attention")
     heads = module.num_heads
     positions = partial(learned_query, probe=pooling["probe"].detach().flatten(), query_map=query)
-    attend = AttentionSpec(
-        query, key, value, out, heads, heads, (width // heads) ** -0.5, positions=positions
-    )
+    attend = AttentionSpec(query, key, value, out, heads, heads, (width // heads) ** -0.5, positions=positions)
     nothing = Affine(torch.zeros(width, width, dtype=value.weight.dtype, device=value.weight.device), None)
     return (
         SublayerSpec((StateMapSpec("narrow", nothing),)),
@@ -139,7 +137,9 @@ def attention_maps(module: nn.Module, name: str) -> tuple[Affine, Affine, Affine
             "biases of its maps alone: this model cannot be explained exactly, so it is refused"
         )
     tensors = module.in_proj_weight, module.in_proj_bias, module.out_proj.weight, module.out_proj.bias
-    if any(type(one) not in (Tensor, nn.Parameter) or not one.is_floating_point() for one in tensors if one is not None):
+    if any(
+        type(one) not in (Tensor, nn.Parameter) or not one.is_floating_point() for one in tensors if one is not None
+    ):
         raise UnsupportedModelError(
             f"the weights of {name!r} are no plain tensors of floating-point numbers: load the model in float32, "
             "float16 or bfloat16, whole on one device"
