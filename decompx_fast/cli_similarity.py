@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 @click.option("--dtype", metavar="DTYPE", help="Precision, such as float64. [default: the model's]")
 @click.option("--device", metavar="DEVICE", help="Where to compute, such as cuda. [default: cpu]")
 @click.option(
-    "--sources", metavar="UNIT", help="What a source is: token, word or sentence; of a picture 4x4 blocks, say."
+    "--sources", metavar="UNIT", help="What a source is: token, word or sentence; or 4x4 blocks, say, of a picture."
 )
 @click.option("--truncate", is_flag=True, help="Cut texts that are too long for the model, with a warning.")
 @click.option("--words", is_flag=True, help="Merge the tokens of each word.")
@@ -76,9 +76,8 @@ def similarity(
 
     if pooling is not None and model is None:
         raise click.UsageError("--pooling is for an encoder's folder: give --model PATH")
-    sides = (
-        {"both": "both", "query": "a", "passage": "b"} if image is None else {"both": "both", "text": "a", "image": "b"}
-    )
+    names = ("query", "passage") if image is None else ("text", "image")
+    sides = {"both": "both", names[0]: "a", names[1]: "b"}
     if side not in sides:
         raise click.UsageError(f"--side {side} is for {'pictures' if image is None else 'texts'}: {', '.join(sides)}")
     if image is None and not passages:
@@ -121,7 +120,8 @@ def _compared_with_picture(
     """Each text with the picture, in order."""
     from .outputs import Result
 
-    for number, found in enumerate(explainer.similarity(texts, image, **options)):
+    picture: Any = image  # a path, and no text
+    for number, found in enumerate(explainer.similarity(texts, picture, **options)):
         pair = found.words() if words else found
         pair = replace(pair, metadata={**pair.metadata, "text": number, "file": image})
         place = f"text {number + 1}: {texts[number]}" if len(texts) > 1 else ""

@@ -67,10 +67,10 @@ def encoders_of(explainer: DecompX, *, truncate: bool) -> tuple[Encoder, Encoder
         spec = specification(tower, copies)
         if spec.limits.picture is None:
             own = getattr(tokenizer, "tokenizer", tokenizer)
-            reader = text_reader(own, spec.limits, truncate=truncate, device=explainer.device)
+            one: Reader | PictureReader = text_reader(own, spec.limits, truncate=truncate, device=explainer.device)
         else:
-            reader = PictureReader(getattr(tokenizer, "image_processor", None), spec.limits.picture)
-        found.append(Encoder(tower, copies, ModelShape.from_spec(spec), reader))
+            one = PictureReader(getattr(tokenizer, "image_processor", None), spec.limits.picture)
+        found.append(Encoder(tower, copies, ModelShape.from_spec(spec), one))
     return found[0], found[1]
 
 

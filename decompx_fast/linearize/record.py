@@ -202,6 +202,8 @@ class Record:
         layer = linearize_layer(self._layers[index], index, x.detach(), context, steps)
         if layer.output.shape != state.shape:
             return
+        if not steps.sketches:  # it multiplies nothing, so that nothing of it is known already
+            return
         # All products of the layer at once: what takes time here is the number of operations, not their size.
         expected, found = map(torch.stack, zip(*steps.sketches, strict=True))
         gap = torch.maximum(row_gap(expected, found), row_gap(layer.output, state)).item()

@@ -326,6 +326,27 @@ class PictureLimits:
 
 
 @dataclass(frozen=True)
+class SoundLimits:
+    """How a model cuts sounds into frames of time, or into patches of time and frequency.
+
+    Attributes:
+        name: what it calls its input.
+        axes: of one input: ``time`` alone for samples, or ``time`` and ``mel`` of a spectrogram.
+        sizes: of these axes; ``None``: any.
+        special: the names of the positions before those of the frames.
+        step: by how much of frequency and of time one row and one column is away from the next.
+        grid: from the size of the axis ``time``, the rows of frequency and the columns of time.
+    """
+
+    name: str
+    axes: tuple[str, ...]
+    sizes: tuple[int | None, ...]
+    special: tuple[str, ...]
+    step: tuple[int, int]
+    grid: Callable[[int], tuple[int, int]]
+
+
+@dataclass(frozen=True)
 class InputLimits:
     """What inputs a model has embeddings for.
 
@@ -333,12 +354,14 @@ class InputLimits:
         positions: how many tokens it takes.
         sizes: of each input, the first number that is too large: ``{"input_ids": 30522, "token_type_ids": 2}``.
         picture: what pictures it takes; ``None``: it reads texts.
+        sound: what sounds it takes; ``None``: it reads something else.
         padded: whether texts are padded to so many tokens, and the padding is attended as any other token is.
     """
 
     positions: int | None
     sizes: Mapping[str, int]
     picture: PictureLimits | None = None
+    sound: SoundLimits | None = None
     padded: bool = False
 
 

@@ -42,12 +42,12 @@ class TwoTowers(nn.Module):
         model: such as ``CLIPModel`` or ``SiglipModel``; its modules are used as they are.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: Any) -> None:
         super().__init__()
-        self.model: Any = model
+        self.model = model
         self.config: Any = model.config
-        self.text = Tower(self.model.text_model, getattr(model, "text_projection", None), "text")
-        self.picture = Tower(self.model.vision_model, getattr(model, "visual_projection", None), "picture")
+        self.text = Tower(model.text_model, getattr(model, "text_projection", None), "text")
+        self.picture = Tower(model.vision_model, getattr(model, "visual_projection", None), "picture")
 
     def towers(self) -> tuple[Tower, Tower]:
         """That of texts and that of pictures.

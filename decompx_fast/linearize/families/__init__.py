@@ -29,6 +29,7 @@ from . import (
     pictures,
     prenorm,
     rotary,
+    sounds,
     xlm,
 )
 
@@ -52,5 +53,6 @@ FAMILIES: dict[str, Callable[[Any], ModelSpec]] = {
     **pictures.FAMILIES,
     **prenorm.FAMILIES,
     **rotary.FAMILIES,
+    **sounds.FAMILIES,
     **xlm.FAMILIES,
 }

@@ -257,7 +257,7 @@ def data2vec(model: Module) -> ModelSpec:
     return beit_model(model, "data2vec_vision", "encoder.layer", layer)
 
 
-def beit_model(model: Module, base: str, layers: str, layer: Callable[[Parts, PictureLimits], LayerSpec]) -> ModelSpec:
+def beit_model(model: Module, base: str, layers: str, layer: Callable[..., LayerSpec]) -> ModelSpec:
     """A norm and a classifier on the mean of the patches, or a classifier on the class; ``layer`` reads one of the
     ``layers`` of ``base``."""
     config, embeddings = model.config, getattr(model, base).embeddings

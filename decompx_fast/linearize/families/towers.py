@@ -137,9 +137,8 @@ def attention_maps(module: nn.Module, name: str) -> tuple[Affine, Affine, Affine
             "biases of its maps alone: this model cannot be explained exactly, so it is refused"
         )
     tensors = module.in_proj_weight, module.in_proj_bias, module.out_proj.weight, module.out_proj.bias
-    if any(
-        type(one) not in (Tensor, nn.Parameter) or not one.is_floating_point() for one in tensors if one is not None
-    ):
+    found = [one for one in tensors if one is not None]
+    if any(type(one) not in (Tensor, nn.Parameter) or not one.is_floating_point() for one in found):
         raise UnsupportedModelError(
             f"the weights of {name!r} are no plain tensors of floating-point numbers: load the model in float32, "
             "float16 or bfloat16, whole on one device"
