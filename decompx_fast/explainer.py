@@ -41,6 +41,7 @@ from .models.tasks import DEFAULT, task_of_model
 from .request.batching import stream
 from .request.encoding import Reader, with_ids
 from .request.pictures import PictureReader
+from .request.sounds import SoundReader
 from .request.sources import check_unit, with_sources
 from .request.targets import resolve_targets
 from .request.tasks import NAMED_OUTPUTS, check_question, check_task, position_task
@@ -240,8 +241,8 @@ class DecompX:
     @property
     def task(self) -> str:
         """What the model is asked, by the name of its class: ``text-classification``, ``token-classification``,
-        ``question-answering``, ``fill-mask``, ``text-generation``, ``multiple-choice``, ``next-sentence-prediction`` or
-        ``image-classification``."""
+        ``question-answering``, ``fill-mask``, ``text-generation``, ``multiple-choice``, ``next-sentence-prediction``,
+        ``image-classification`` or ``audio-classification``."""
         return task_of_model(unwrap(self.model)) or DEFAULT
 
     def _asker(self, question: Question, outputs: int) -> Asker | None:
@@ -358,9 +359,12 @@ class DecompX:
                 "truncate=True cuts a text at its end, where a language model goes on: shorten the prompt at its "
                 "beginning instead"
             )
-        reader: Reader | PictureReader
-        if limits.picture is not None:
+        reader: Reader | PictureReader | SoundReader
+        if limits.picture is not None or limits.sound is not None:
             refuse_of_texts(truncate=truncate, is_split_into_words=is_split_into_words)
+        if limits.sound is not None:
+            reader = SoundReader(self.tokenizer, limits.sound, skip=skip)
+        elif limits.picture is not None:
             reader = PictureReader(self.tokenizer, limits.picture, skip=skip)
         else:
             reader = Reader(
@@ -520,7 +524,8 @@ class DecompX:
             max_answer_tokens: of question answering; ``None``: 15.
             ignore_labels: of token classification, the background's; ``None``: ``["O"]``.
             sources: what a source is: ``"token"``, ``"word"``, ``"sentence"``, or one group id per token. Of pictures
-                ``"patch"``, ``(rows, columns)`` of blocks, or group ids ``[rows, cols]``.
+                ``"patch"``, ``(rows, columns)`` of blocks, or group ids ``[rows, cols]``; of a sound also ``"frame"``,
+                or a number of seconds.
             is_split_into_words: each text is a list of its words, as the model was trained on, and a pair is a tuple of
                 two lists; words are then these.
             truncate: cut inputs that are too long for the model, with a warning, instead of refusing them.

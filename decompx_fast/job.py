@@ -31,7 +31,7 @@ from .engines.terms import Terms
 from .errors import InputError, OptionError, PrecisionWarning, warn_user
 from .linearize.linearization import HuggingFaceLinearization, linearize, unwrap
 from .linearize.model_run import plain_mode
-from .models.tasks import PICTURES
+from .models.tasks import PICTURES, SOUNDS
 from .request.batching import Pair
 from .request.encoding import Encoded
 from .request.sources import SINGLE_UNITS, Sources
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 #: Columns of a model that answers at positions are known when it has run; before, so many are reckoned with.
 COLUMNS_RECKONED = 8
 
-#: Of a picture's classes, where they are more than so many, only so many are explained by themselves: the likeliest.
+#: Of a picture's or a sound's classes, where they are more than so many, only so many are explained by themselves: the likeliest.
 MANY_CLASSES, LIKELIEST = 100, 5
 
 
@@ -81,7 +81,7 @@ def _source_fields(encoded: Encoded, sources: Sources | None) -> dict[str, Any]:
             "spans": (None,) * len(names),
             "texts": (),
             "special": tuple(k in special for k in range(len(names))),
-            "source_unit": "patch" if sources is None else sources.unit,
+            "source_unit": encoded.unit if sources is None else sources.unit,
             "picture": picture if sources is None else picture.regrouped(sources.ids),
         }
     if sources is None:
@@ -143,7 +143,7 @@ class Job:
         self.positions = tuple(positions)
         self.check = check
         self.asker = asker
-        many = targets.is_all and config.head and explainer.task == PICTURES and shape.classes > MANY_CLASSES
+        many = targets.is_all and config.head and explainer.task in (PICTURES, SOUNDS) and shape.classes > MANY_CLASSES
         self.likeliest = LIKELIEST if many else None
 
     @property

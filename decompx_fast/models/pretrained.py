@@ -15,7 +15,7 @@ from ..errors import InputError, ModelLoadError, UnsupportedModelError, warn_use
 from ..linearize.families.towers import PAIRED
 from ..linearize.linearization import find_family, refuse_prompts
 from ..optional import import_optional
-from .tasks import DEFAULT, KINDS, PICTURES, task_of_architectures, task_of_model
+from .tasks import DEFAULT, KINDS, PICTURES, SOUNDS, task_of_architectures, task_of_model
 
 #: What peft writes in place of config.json.
 ADAPTER_CONFIG = "adapter_config.json"
@@ -69,8 +69,8 @@ def load_pretrained(
             model, info = _load_model(name, task)
             _check_weights(name, info, model, task)
             model, places = _widened(model, half=half), [name]
-        pictures = task_of_model(model) == PICTURES
-        tokenizer = _load_processor(places) if pictures else _load_tokenizer(places)
+        task = task_of_model(model)
+        tokenizer = _load_processor(places, task) if task in _PROCESSORS else _load_tokenizer(places)
     return model.eval(), tokenizer
 
 
@@ -142,19 +142,27 @@ def _widened(model: nn.Module, *, half: bool) -> nn.Module:
     return model.float() if narrow and not half else model
 
 
-def _load_processor(places: Sequence[str]) -> Any:
-    """The image processor, from the first of these places that has one."""
-    from transformers import AutoImageProcessor
+#: What prepares the inputs of a task that reads no texts: the class of transformers that loads it, and its name.
+_PROCESSORS = {
+    PICTURES: ("AutoImageProcessor", "image processor", "save it in the same folder (it may need the package pillow)"),
+    SOUNDS: ("AutoFeatureExtractor", "feature extractor", "save it in the same folder"),
+}
 
+
+def _load_processor(places: Sequence[str], task: str) -> Any:
+    """What prepares pictures or sounds, from the first of these places that has it."""
+    import transformers
+
+    loader, what, way = _PROCESSORS[task]
     errors = []
     for place in places:
         try:
-            return AutoImageProcessor.from_pretrained(place, trust_remote_code=False)
+            return getattr(transformers, loader).from_pretrained(place, trust_remote_code=False)
         except Exception as error:
             errors.append(error)
     raise ModelLoadError(
-        f"the model {places[0]!r} was loaded, but not its image processor ({_first_line(errors[0])}): save it in the "
-        "same folder (it may need the package pillow), or load both yourself and use DecompX(model, processor)"
+        f"the model {places[0]!r} was loaded, but not its {what} ({_first_line(errors[0])}): {way}, or load both "
+        "yourself and use DecompX(model, processor)"
     ) from errors[0]
 
 

@@ -23,8 +23,28 @@ class Kind:
     trained_for: str
 
 
-#: By the name of the task; see :mod:`decompx_fast.request.tasks` for what each asks.
+#: Classes of classifiers of sounds, whose names would be those of classifiers of texts.
+_OF_SOUNDS = tuple(
+    f"{name}ForSequenceClassification"
+    for name in (
+        "Data2VecAudio",
+        "Hubert",
+        "SEW",
+        "SEWD",
+        "UniSpeech",
+        "UniSpeechSat",
+        "Wav2Vec2",
+        "Wav2Vec2Bert",
+        "Wav2Vec2Conformer",
+        "WavLM",
+    )
+)
+
+#: By the name of the task, sounds first; see :mod:`decompx_fast.request.tasks` for what each asks.
 KINDS = {
+    "audio-classification": Kind(
+        ("ForAudioClassification", *_OF_SOUNDS), "AutoModelForAudioClassification", "audio classification"
+    ),
     "text-classification": Kind(
         ("ForSequenceClassification",), "AutoModelForSequenceClassification", "sequence classification"
     ),
@@ -47,8 +67,8 @@ KINDS = {
     ),
 }
 
-#: The task of models that read pictures.
-PICTURES = "image-classification"
+#: The tasks of models that read pictures, and sounds.
+PICTURES, SOUNDS = "image-classification", "audio-classification"
 
 #: What is taken for the task of a model whose class says none: it is what it was asked first.
 DEFAULT = "text-classification"

@@ -6,7 +6,7 @@ import operator
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -56,7 +56,9 @@ class Encoded:
             spaces.
         words: for each token, the number of its word among those that were split before, or that the tokenizer tells
             of an encoding; ``None`` for a special token. ``None``: words are found in the text.
-        picture: what a model of pictures sees; ``None`` for a text.
+        picture: what a model of pictures sees, or a sound as a picture; ``None`` for a text.
+        unit: what one position is.
+        seconds: of a sound, how long a column of the picture is, if that is known.
         continues: of language models, the ids of the output that is explained, from the token that follows the prompt;
             all but the last of them are in ``inputs`` too. Empty: what the model says next.
         number: which input of the call it is, from 0.
@@ -73,6 +75,8 @@ class Encoded:
     words: tuple[int | None, ...] | None = None
     picture: Picture | None = None
     continues: tuple[int, ...] = ()
+    unit: Literal["token", "patch", "frame"] = "token"
+    seconds: float | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)

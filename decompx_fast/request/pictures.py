@@ -164,6 +164,7 @@ class PictureReader:
             number,
             about,
             picture=Picture(groups, limits.patch, self._visible(pixels[:, : seen[0], : seen[1]])),
+            unit="patch",
         )
 
     def _visible(self, pixels: Tensor) -> Tensor:

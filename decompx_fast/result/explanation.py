@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 ProblemType = Literal["single_label", "multi_label", "regression", "positions"]
-SourceUnit = Literal["token", "word", "sentence", "group", "patch"]
+SourceUnit = Literal["token", "word", "sentence", "group", "patch", "frame"]
 EngineName = Literal["reference", "forward", "adjoint"]
 
 #: A target as users name it: a name, the index of a class, or None for the predicted class.

@@ -1,7 +1,7 @@
 """Classifiers of sounds: what they read is cut into frames of time, or patches of a spectrogram, each a position.
 
-AST, which is a Vision Transformer on a spectrogram; Wav2Vec2, HuBERT, UniSpeech and UniSpeech-SAT, on the waveform;
-Whisper's encoder, on a spectrogram. What the sources are is what leaves the convolutions that make frames of the sound.
+AST, which is a Vision Transformer on a spectrogram; Wav2Vec2, HuBERT, UniSpeech, UniSpeech-SAT and WavLM, on the
+waveform; Whisper's encoder, on a spectrogram. What the sources are is what leaves the convolutions that make frames of the sound.
 """
 
 from __future__ import annotations
@@ -10,10 +10,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from ...errors import UnsupportedModelError
 from ..spec import (
+    Affine,
+    AttentionSpec,
+    Context,
     ConvolutionSpec,
     HeadStepSpec,
     InputLimits,
@@ -28,11 +32,6 @@ from .pictures import CLASS, pair, vit_layer
 
 WAV2VEC2_ATTENTION = [f"attention.{name}" for name in ("q_proj", "k_proj", "v_proj", "out_proj")]
 WHISPER_ATTENTION = [f"self_attn.{name}" for name in ("q_proj", "k_proj", "v_proj", "out_proj")]
-
-
-def in_float32(model: Module) -> bool:
-    """Whether the softmax of a model is taken in float32, whatever its dtype."""
-    return getattr(model.config, "_attn_implementation", None) == "eager"
 
 
 def refuse_weighted_layers(model: Module) -> None:
@@ -64,7 +63,8 @@ def ast(model: Module) -> ModelSpec:
         InputLimits(None, {}, sound=sound),
         read=Pooled(((0, 2),)),
         final_norm=(parts[f"{base}.layernorm"], parts.norm(f"{base}.layernorm")),
-        in_float32=in_float32(model),
+        # transformers' plain attention takes its softmax in float32 here, whatever the dtype
+        in_float32=getattr(config, "_attn_implementation", None) == "eager",
     )
 
 
@@ -80,13 +80,16 @@ def frames_grid(length: int, *, kernels: tuple[int, ...], strides: tuple[int, ..
     return 1, length
 
 
-def wav2vec2_layer(layer: Parts, *, norms_first: bool) -> LayerSpec:
-    """An attention and a network, each with a norm after the sum, or before."""
+def wav2vec2_layer(
+    layer: Parts, *, norms_first: bool, gated: Callable[[Parts, AttentionSpec], AttentionSpec] | None = None
+) -> LayerSpec:
+    """An attention and a network, each with a norm after the sum, or before; ``gated`` adds relative positions."""
     if getattr(layer.module, "adapter_layer", None) is not None:
         raise UnsupportedModelError(
             f"{layer.name} has an adapter of attention (adapter_attn_dim), which cannot be described yet"
         )
     attend = layer.attention(WAV2VEC2_ATTENTION, heads=layer["attention"].num_heads)
+    attend = attend if gated is None else gated(layer, attend)
     feed = layer.network(
         "feed_forward.intermediate_dense", "feed_forward.output_dense", "feed_forward.intermediate_act_fn"
     )
@@ -121,7 +124,49 @@ def positional_convolution(parts: Parts) -> ConvolutionSpec:
     return ConvolutionSpec(weight, bias, module.groups, parts.activation("activation"))
 
 
-def wav2vec2(model: Module, base: str) -> ModelSpec:
+def gated_relative_positions(layer: Parts, attend: AttentionSpec, *, table: Callable[[int], Tensor]) -> AttentionSpec:
+    """WavLM's: a bias of relative positions, the same in all layers, times a gate that each head makes of its part of
+    the state. So queries come with what the gate is made of: 8 numbers more for each head."""
+    module = layer["attention"]
+    gate, heads = layer.affine("attention.gru_rel_pos_linear", module.head_dim), attend.heads
+    weight = attend.query.weight.new_zeros(layer.width, heads, module.head_dim + gate.weight.shape[1])
+    weight[..., : module.head_dim] = attend.query.weight.unflatten(1, (heads, -1))
+    for h in range(heads):
+        weight[h * module.head_dim : (h + 1) * module.head_dim, h, module.head_dim :] = gate.weight
+    biases = [one.bias for one in (attend.query, gate)]
+    assert biases[0] is not None and biases[1] is not None
+    bias = torch.cat((biases[0].view(heads, -1), biases[1].expand(heads, -1)), dim=1)
+    constant = module.gru_rel_pos_const.detach().view(-1, 1, 1)
+    positions = partial(gated_positions, size=module.head_dim, constant=constant, table=table)
+    return replace(attend, query=Affine(weight.flatten(1), bias.flatten()), positions=positions)
+
+
+def gated_positions(
+    query: Tensor, key: Tensor, context: Context, *, size: int, constant: Tensor, table: Callable[[int], Tensor]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """``(a (b c - 1) + 2) table`` with sigmoids ``a`` and ``b`` of the sums of four numbers each, which follow the
+    ``size`` numbers of a query; ``c`` is a head's ``constant`` ``[h, 1, 1]``, the table ``[h, i, j]``."""
+    a, b = query[..., size:].unflatten(-1, (2, 4)).sum(-1, keepdim=True).sigmoid().unbind(-2)  # [b, h, i, 1]
+    bias = (a * (b * constant.to(query.dtype) - 1) + 2) * table(query.shape[2]).to(query.dtype)
+    return query[..., :size], key, bias
+
+
+def wavlm(model: Module) -> ModelSpec:
+    """``WavLMForSequenceClassification``: the same with gated relative positions."""
+    first = model.wavlm.encoder.layers[0].attention
+    table = partial(relative_table, module=first)
+    return wav2vec2(model, "wavlm", gated=partial(gated_relative_positions, table=table))
+
+
+def relative_table(n: int, *, module: Module) -> Tensor:
+    """The bias of ``n`` positions, ``[h, i, j]``, as the first layer's attention has it."""
+    found: Tensor = module.compute_bias(n, n)
+    return found.detach()
+
+
+def wav2vec2(
+    model: Module, base: str, gated: Callable[[Parts, AttentionSpec], AttentionSpec] | None = None
+) -> ModelSpec:
     """``Wav2Vec2ForSequenceClassification`` and those that are made like it: two maps on the mean of the frames.
 
     The first layer is the convolution that tells frames where they are: it adds to each what it makes of those around
@@ -134,12 +179,11 @@ def wav2vec2(model: Module, base: str) -> ModelSpec:
     norm = parts.norm(f"{path}.layer_norm")
     spec = model_spec(
         [parts.below(f"{path}.layers.{n}") for n in range(len(encoder.layers))],
-        partial(wav2vec2_layer, norms_first=stable),
+        partial(wav2vec2_layer, norms_first=stable, gated=gated),
         (parts.step("projector"), parts.step("classifier", features=config.classifier_proj_size)),
         InputLimits(None, {}, sound=waveform(config)),
         read="mean",
         final_norm=(encoder.layer_norm, norm) if stable else None,
-        in_float32=in_float32(model),
     )
     convolution = positional_convolution(parts.below(f"{path}.pos_conv_embed"))
     first = (SublayerSpec((convolution,), post_norm=None if stable else norm),)
@@ -191,7 +235,6 @@ def whisper(model: Module) -> ModelSpec:
         InputLimits(None, {}, sound=sound),
         read="mean",
         final_norm=(parts["encoder.layer_norm"], parts.norm("encoder.layer_norm")),
-        in_float32=in_float32(model),
     )
 
 
@@ -201,5 +244,6 @@ FAMILIES: dict[str, Callable[[Module], ModelSpec]] = {
     "UniSpeechForSequenceClassification": partial(wav2vec2, base="unispeech"),
     "UniSpeechSatForSequenceClassification": partial(wav2vec2, base="unispeech_sat"),
     "Wav2Vec2ForSequenceClassification": partial(wav2vec2, base="wav2vec2"),
+    "WavLMForSequenceClassification": wavlm,
     "WhisperForAudioClassification": whisper,
 }
