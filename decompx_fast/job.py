@@ -46,7 +46,8 @@ if TYPE_CHECKING:
 #: Columns of a model that answers at positions are known when it has run; before, so many are reckoned with.
 COLUMNS_RECKONED = 8
 
-#: Of a picture's or a sound's classes, where they are more than so many, only so many are explained by themselves: the likeliest.
+#: Of a picture's or a sound's classes, where they are more than so many, only so many are explained by themselves: the
+#: likeliest.
 MANY_CLASSES, LIKELIEST = 100, 5
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import wave
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -83,7 +83,7 @@ class SoundReader:
             return self._each(rows, lambda n, row: self._encode(row, f"row {n} of {name}", n, {})), single
         if _is_sound(items):
             return self._each([items], lambda n, item: self.read_one(item, "the input", n)), True
-        if isinstance(items, (bytes, bytearray)) or not isinstance(items, Iterable):
+        if isinstance(items, (bytes, bytearray, memoryview)) or not isinstance(items, Iterable):
             raise InputError(f"cannot explain a {type(items).__name__} as a sound: {ACCEPTED}")
         return self._each(items, lambda n, item: self.read_one(item, f"input {n}", n)), False
 
@@ -201,11 +201,12 @@ class SoundReader:
         height = max(DRAWN_HEIGHT, columns * width // 6)
         bins = torch.linspace(0, columns * self.limits.step[1], columns * width + 1).long()
         bins = bins.clamp_max(len(values) - 1)
+        values = values.float()
         size = values.abs().max().clamp_min(1e-12)
         parts = [values[a : max(b, a + 1)] / size for a, b in zip(bins[:-1].tolist(), bins[1:].tolist(), strict=True)]
         low, high = (torch.stack([part.amin() if n else part.amax() for part in parts]) for n in (1, 0))
         y = torch.linspace(1, -1, height)[:, None]
-        inside = (y <= high + 1 / height) & (y >= low - 1 / height)
+        inside = (y <= high + 1.01 / (height - 1)) & (y >= low - 1.01 / (height - 1))
         return (height, width), _grey(torch.where(inside, 90.0, 255.0))
 
 
@@ -217,7 +218,7 @@ def _is_sound(item: Any) -> bool:
     """Whether this is one sound rather than several."""
     if isinstance(item, (str, os.PathLike, Mapping)):
         return True
-    if isinstance(item, Sequence) and len(item) and isinstance(item[0], (int, float)):
+    if isinstance(item, (list, tuple)) and item and isinstance(item[0], (int, float)):
         return True
     return hasattr(item, "dtype") and getattr(item, "ndim", 0) == 1
 

@@ -172,8 +172,8 @@ def _spans_of_time(seconds: float, encoded: Encoded) -> tuple[Tensor, list[str]]
     rows, columns = encoded.picture.grid
     if encoded.seconds is None:
         raise InputError(
-            f"sources={seconds!r} seconds are for sounds whose sampling rate is known, from a processor: use 'patch', "
-            "(rows, columns) of blocks, or ids [rows, cols]"
+            f"sources={seconds!r} is a number of seconds, for sounds whose sampling rate is known, from a processor: use "
+            "'patch', (rows, columns) of blocks, or ids [rows, cols]"
         )
     if not seconds >= encoded.seconds:
         raise InputError(f"sources={seconds!r} seconds are less than a frame, which has {encoded.seconds:.3g}")

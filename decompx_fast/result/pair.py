@@ -300,8 +300,9 @@ class PairExplanation:
 
 def count_of(side: PairSide) -> str:
     """How many sources a side has, in words."""
-    plural = "" if len(side) == 1 else "es" if side.source_unit == "patch" else "s"
-    return f"{len(side)} {side.source_unit}{plural}"
+    from .display import plural
+
+    return f"{len(side)} {side.source_unit if len(side) == 1 else plural(side.source_unit)}"
 
 
 def ordinary_pairs(pair: PairExplanation) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """Classifiers of sounds: what they read is cut into frames of time, or patches of a spectrogram, each a position.
 
 AST, which is a Vision Transformer on a spectrogram; Wav2Vec2, HuBERT, UniSpeech, UniSpeech-SAT and WavLM, on the
-waveform; Whisper's encoder, on a spectrogram. What the sources are is what leaves the convolutions that make frames of the sound.
+waveform; Whisper's encoder, on a spectrogram. The sources are what leaves the convolutions that make frames of a sound.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ UNSUPPORTED: dict[str, str] = {
     "HGNetV2ForImageClassification": _CONVOLVED,
     "HieraForImageClassification": _MERGED_PATCHES,
     "ImageGPTForImageClassification": (
-        "it reads a picture as a row of numbers of colours, one for each pixel, and its norms are of a class of their own"
+        "it reads a picture as a row of numbers of colours, one for each pixel, and its norms are of their own class"
     ),
     "LevitForImageClassification": _MERGED_PATCHES,
     "LevitForImageClassificationWithTeacher": _MERGED_PATCHES,
