@@ -27,6 +27,7 @@ from .request.decoding import with_text_again
 from .request.encoding import Reader
 from .request.naming import with_ids
 from .request.pictures import PictureReader
+from .request.sounds import SoundReader
 from .request.sources import check_unit, with_sources
 from .request.targets import resolve_targets
 from .request.tasks import check_question, position_task
@@ -153,9 +154,12 @@ class Call:
         windowed = None
         if asker is not None and explainer.task == "question-answering":
             windowed = LongContexts(explainer, asker, limits.positions, self.truncate)
-        reader: Reader | PictureReader
-        if limits.picture is not None:
+        reader: Reader | PictureReader | SoundReader
+        if limits.picture is not None or limits.sound is not None:
             refuse_of_texts(truncate=self.truncate, is_split_into_words=self.is_split_into_words)
+        if limits.sound is not None:
+            reader = SoundReader(explainer.tokenizer, limits.sound, skip=self.skip)
+        elif limits.picture is not None:
             reader = PictureReader(explainer.tokenizer, limits.picture, skip=self.skip)
         else:
             reader = Reader(

@@ -19,11 +19,12 @@ def has_narrow(layer: LinearizedLayer) -> bool:
 
 
 def apply_narrow(run: Any, layer: LinearizedLayer, *, first: bool) -> None:
-    """Move the state through a layer of this form: narrow, sublayers, widen.
+    """Move the state through a layer of this form: narrow, sublayers, and perhaps widen.
 
     Args:
         run: the engine's run, whose state is moved in place.
-        layer: whose first sublayer is the way in and whose last is the way out.
+        layer: whose first sublayer is the way in and whose last is the way out; without one the state goes on as the
+            narrower one.
         first: whether the state is still the embedding.
     """
     if first:
@@ -31,13 +32,17 @@ def apply_narrow(run: Any, layer: LinearizedLayer, *, first: bool) -> None:
     steps = [run._step(sublayer) for sublayer in layer.sublayers]
     ride = layer.index == 0 and run.config.variant == "released"
     h, pending = _narrowed(run, steps[0]), None
-    for step in steps[1:-1]:
+    widens = isinstance(steps[-1].sublayer.ops[0], StateMap)
+    for step in steps[1:-1] if widens else steps[1:]:
         if step.sublayer.has_attention:
             source = run.x if step.sublayer.reads_wide else h
             pending = attend_(source, attention_of(step.sublayer), run.mixing, ride=ride, out=h)
         _finish(run, step, h, pending)
         pending = None
-    _widen_(run, steps[-1], h)
+    if widens:
+        _widen_(run, steps[-1], h)
+    else:
+        run.x = h
 
 
 def _rows(run: Any) -> Any:
