@@ -147,6 +147,23 @@ def test_words_and_sentences_are_sources_of_a_window(readers):
     assert len(readers[0]((QUESTION, CONTEXT), sources="sentence")) < 10
 
 
+def test_groups_of_all_tokens_are_those_of_the_window(readers):
+    reader, pair = readers[0], (QUESTION, CONTEXT)
+    whole = models.word_piece()(*pair)["input_ids"]
+    found = reader(pair, sources=[n // 5 for n in range(len(whole))])
+    plain = reader(pair)
+    start = plain.metadata["window"] * (SIZE - 10 - 15)
+    kept = [*range(9), *range(9 + start, 9 + start + len(plain) - 10), len(whole) - 1]
+    assert [whole[n] for n in kept] == [*plain.token_ids]
+    groups = dict.fromkeys(n // 5 for n in kept)
+    expected = [[n for n, token in enumerate(kept) if token // 5 == group] for group in groups]
+    assert len(found) == len(expected)
+    assert (found.totals - plain.totals).abs().max() < EXACT
+    window = reader(pair, sources=[kept[n] // 5 for n in range(len(kept))])
+    assert torch.equal(found.scores, window.scores)
+    refuses(reader, pair, sources=[0, 1], match=("2 group ids", f"{len(whole)} of all windows together"))
+
+
 def places(context: str, part: str) -> tuple[int, int, int]:
     return 1, context.index(part), context.index(part) + len(part)
 
