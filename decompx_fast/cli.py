@@ -103,6 +103,16 @@ def cli() -> None:
 @click.option(
     "--top-k", type=click.IntRange(min=1), metavar="N", help="So many of the likeliest labels or tokens at each place."
 )
+@click.option(
+    "--max-answer-tokens", type=click.IntRange(min=1), metavar="N", help="Of question answering. [default: 15]"
+)
+@click.option(
+    "--max-seq-len",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Of question answering: read a context in windows of N tokens. [default: as many as the model has positions]",
+)
+@click.option("--doc-stride", type=click.IntRange(min=0), metavar="N", help="Tokens that two windows share.")
 @click.option("--continuation", metavar="TEXT", help="Of a language model: what follows the text, to be explained.")
 @click.option(
     "--generate", type=click.IntRange(min=1), metavar="N", help="Let a language model write up to N tokens, explained."

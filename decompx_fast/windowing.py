@@ -166,11 +166,12 @@ class LongContexts:
             )
         place = {token: n for n, token in enumerate(kept[number])}
         own = tuple(tuple(place[token] for token in tokens) for tokens in places)
-        return in_window(encoded, kept[number], Window(number, len(kept), places=own))
+        return in_window(encoded, Window(number, len(kept), tuple(kept[number]), len(encoded), places=own))
 
     def _best(self, encoded: Encoded, kept: Sequence[Sequence[int]]) -> Encoded:
         """The window with the best answer of all."""
-        parts = [in_window(encoded, keep, Window(number, len(kept))) for number, keep in enumerate(kept)]
+        every = [Window(number, len(kept), tuple(keep), len(encoded)) for number, keep in enumerate(kept)]
+        parts = [in_window(encoded, window) for window in every]
         answers: list[Answer] = []
         for _, alike in groupby(parts, key=len):
             several = list(alike)
@@ -178,7 +179,7 @@ class LongContexts:
                 answers += self._answers(several[start : start + TOGETHER])
         best = max(range(len(parts)), key=lambda number: answers[number].score)
         least = min((one.no_answer_score for one in answers if one.no_answer_score is not None), default=None)
-        return in_window(encoded, kept[best], Window(best, len(kept), no_answer_score=least))
+        return in_window(encoded, replace(every[best], no_answer_score=least))
 
     def _answers(self, batch: Sequence[Encoded]) -> list[Answer]:
         """The best answer of each of several equally long windows."""

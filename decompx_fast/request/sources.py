@@ -187,8 +187,12 @@ def _from_ids(ids: Any, encoded: Encoded) -> Sources:
     values = ids.tolist() if hasattr(ids, "tolist") else ids  # a tensor or an array
     if not isinstance(values, Sequence) or not all(hasattr(i, "__index__") and not isinstance(i, bool) for i in values):
         raise InputError(f"sources must be a unit or one whole number per token, got {shown(ids)}")
+    window = encoded.window
+    if window is not None and len(values) == window.length:
+        values = [values[position] for position in window.tokens]
     if len(values) != len(encoded):
-        raise InputError(f"sources holds {len(values)} group ids for {len(encoded)} tokens (special ones count)")
+        whole = "" if window is None else f" of a window, or {window.length} of all windows together"
+        raise InputError(f"sources holds {len(values)} group ids for {len(encoded)} tokens{whole} (special ones count)")
     members: dict[int, list[int]] = {}
     for position, value in enumerate(map(int, values)):
         members.setdefault(value, []).append(position)

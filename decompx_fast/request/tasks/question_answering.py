@@ -48,8 +48,8 @@ class QuestionAnswering:
 
     def notice(self, question: Question) -> str | None:
         """An overlap of windows that an answer may be longer than."""
-        limit, overlap = answer_limit(question), question.doc_stride
-        if not isinstance(overlap, int) or not 0 <= overlap < limit - 1:
+        limit, overlap = answer_limit(question), index_of(question.doc_stride)
+        if overlap is None or not 0 <= overlap < limit - 1:
             return None
         return (
             f"doc_stride={overlap}, and an answer may have {limit} tokens (max_answer_tokens): one that lies across "
