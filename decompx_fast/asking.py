@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .engines.terms import Terms
 from .errors import InputError
-from .request.encoding import Encoded
+from .request.encoded import Encoded
 from .request.tasks.columns import Asked, Best, Question, Task, Term
 from .result.failure import Failure
 

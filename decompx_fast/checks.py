@@ -58,7 +58,10 @@ def check_head(model: nn.Module) -> None:
     """
     find_family(model)
     if task_of_model(model) is None:
-        supported = ", ".join(name for name in supported_architectures() if task_of_name(name) is not None)
+        known = [name for name in supported_architectures() if task_of_name(name) is not None]
+        architecture = type(model).__name__.removesuffix("Model").rpartition("For")
+        prefix = architecture[0] or architecture[2]
+        supported = ", ".join([name for name in known if name.startswith(prefix)] or known)
         raise UnsupportedModelError(
             f"{type(model).__name__} has no head whose answers can be explained: to compare two texts, say how its "
             "states are pooled, DecompX(model, tokenizer, pooling='mean'), and use similarity(a, b); for classes, "

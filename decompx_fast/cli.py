@@ -8,23 +8,25 @@ error.
 
 from __future__ import annotations
 
-import errno
-import io
 import os
 import re
-import signal
 import sys
-import threading
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
 from . import __version__
 from .cli_bulk import bulk
+from .cli_process import (
+    OUTPUT_ERRORS,
+    Ended,
+    Session,
+    ended_by_signals,
+    open_standard_streams,
+    pass_session,
+    silence_output,
+)
 from .cli_similarity import similarity
 from .config import BiasRule, Variant
 from .errors import DecompXError, OptionError
@@ -42,24 +44,6 @@ value-norms-residual-ln, globenc, globenc-ffn, alti, value-zeroing, saliency-l1,
 integrated-gradients, integrated-gradients-converged, attn-lrp, lime, kernel-shap. The report defines them."""
 METRICS_HELP = """Metrics, with commas between: aopc, accuracy, aopc-least, accuracy-least, comprehensiveness,
 sufficiency, prediction-performance."""
-
-
-@dataclass
-class Session:
-    """What a command tells the end of the program, where errors are said.
-
-    Attributes:
-        kept: what is done and where it is, if the command is ended early.
-    """
-
-    kept: str = ""
-
-    def keep(self, kept: str) -> None:
-        """Say this with whatever ends the command."""
-        self.kept = kept
-
-
-pass_session = click.make_pass_decorator(Session, ensure=True)
 
 
 class _Mebibytes(click.IntRange):
@@ -325,10 +309,10 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     session = Session()
     said = list(sys.argv[1:] if arguments is None else arguments)
-    _open_standard_streams()
+    open_standard_streams()
     warnings.showwarning = _show_warning
     try:
-        with _ended_by_signals():
+        with ended_by_signals():
             # What click's own main does, less its handling of errors.
             with cli.make_context(PROGRAM, said, obj=session) as context:
                 cli.invoke(context)
@@ -350,75 +334,15 @@ def main(arguments: list[str] | None = None) -> int:
     except (KeyboardInterrupt, click.exceptions.Abort):
         return _fail("interrupted", 1, session)
     except BrokenPipeError:
-        _silence_output()
+        silence_output()
         return 1
     except OSError as error:
-        if error.errno not in _OUTPUT_ERRORS:
+        if error.errno not in OUTPUT_ERRORS:
             return _fail_unexpected(error)
-        _silence_output()
+        silence_output()
         return _fail(f"standard output cannot be written: {error.strerror}", 1, session)
     except Exception as error:
         return _fail_unexpected(error)
-
-
-#: What the system says where standard output cannot be written: every other file is named by an error of our own.
-_OUTPUT_ERRORS = {getattr(errno, name, None) for name in ("ENOSPC", "EIO", "EBADF", "EFBIG", "EDQUOT")}
-
-
-class Ended(KeyboardInterrupt):
-    """A signal that ends the program; raised, so that nothing half-done is left."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__()
-        self.name = signal.Signals(number).name
-
-
-@contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """Raise :class:`Ended` where a signal would end the program without a word; the next one does."""
-
-    def end(number: int, _: object) -> None:
-        signal.signal(number, signal.SIG_DFL)
-        raise Ended(number)
-
-    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
-    if threading.current_thread() is not threading.main_thread():
-        numbers = []
-    numbers = [number for number in numbers if signal.getsignal(number) == signal.SIG_DFL]  # nohup ignores SIGHUP
-    for number in numbers:
-        signal.signal(number, end)
-    try:
-        yield
-    finally:
-        for number in numbers:
-            signal.signal(number, signal.SIG_DFL)
-
-
-class _ClosedOutput(io.TextIOBase):
-    """Stands for a standard output that was closed before the program began."""
-
-    encoding = "utf-8"
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, text: str) -> int:
-        raise OSError(errno.EBADF, "it is closed")
-
-
-def _open_standard_streams() -> None:
-    """Where standard output was closed, say so when it is written; and give its number to no other file."""
-    if sys.stdout is None:
-        sys.stdout = _ClosedOutput()
-        while (number := os.open(os.devnull, os.O_RDWR)) < 2:
-            pass
-        os.close(number)
-
-
-def _silence_output() -> None:
-    """Nobody reads standard output: Python would complain once more when it flushes it at exit."""
-    with suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _in_options(message: str) -> str:

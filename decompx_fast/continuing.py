@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .errors import InputError, OptionError, shown
+from .explained_model import ExplainedModel
 from .linearize.architectures import unwrap
 from .models.tasks import WRITES_ANEW
 from .models.writing import decoder_start, greedy_or_given, write
 from .request.decoding import with_decoder
-from .request.encoding import Encoded
+from .request.encoded import Encoded
 from .request.forms import is_ids, whole_numbers
 from .request.output import ids_of_text, with_output
 from .request.tasks.columns import Question
 from .result.failure import OF_AN_INPUT, Failure
-
-if TYPE_CHECKING:
-    from .explainer import DecompX
 
 
 @dataclass(frozen=True)
@@ -34,7 +32,7 @@ class Continuation:
         single: whether the call has one prompt, and ``continuation`` is what follows it.
     """
 
-    explainer: DecompX
+    explainer: ExplainedModel
     question: Question
     positions: int | None
     outputs: int

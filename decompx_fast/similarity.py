@@ -14,7 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -24,19 +24,18 @@ from .engines.accuracy import noteworthy
 from .engines.choose import Execution, attribute, cheaper_engine, choose_engine, records
 from .engines.shape import ModelShape
 from .errors import InputError, NumericalError, OptionError
-from .job import _warn_of_errors
+from .explained_model import ExplainedModel
 from .linearize.architectures import unwrap
 from .linearize.linearization import linearize
 from .linearize.model_run import plain_mode
 from .linearize.sentence import SentenceEncoder, embed
 from .linearize.terms import Terms
-from .request.encoding import Encoded, Reader
+from .precision import warn_of_errors
+from .request.encoded import Encoded
+from .request.encoding import Reader
 from .request.sources import UNITS, Sources, resolve_sources
 from .result.explanations import Explanations
 from .result.pair import BIAS_TOKEN, Measure, PairExplanation, PairSide
-
-if TYPE_CHECKING:
-    from .explainer import DecompX
 
 #: Whose sources are told apart: those of both texts, or of one, against all of the other.
 Sides = Literal["both", "a", "b"]
@@ -83,7 +82,7 @@ class Comparison:
     def __init__(
         self,
         *,
-        explainer: DecompX,
+        explainer: ExplainedModel,
         config: DecompXConfig,
         engine: str,
         dtype: torch.dtype | None,
@@ -222,7 +221,7 @@ class Comparison:
                 execution=self.execution,
             )
         state = linearization.embedding.dtype if self.dtype is None or engine == "adjoint" else self.dtype
-        _warn_of_errors(found, None, noteworthy(state, linearization.model_dtype))
+        warn_of_errors(found, None, noteworthy(state, linearization.model_dtype))
         parts = found.scores[0].double().cpu()  # [k, m]
         if found.bias_token is not None:
             parts = torch.cat([parts, found.bias_token.double().cpu()])

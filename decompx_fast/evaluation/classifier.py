@@ -14,7 +14,8 @@ from ..linearize.architectures import describe, unwrap
 from ..linearize.linearization import input_limits, only_device, specification
 from ..linearize.model_run import plain_mode, run_model, undisturbed
 from ..models.digest import model_sha256
-from ..request.encoding import Encoded, Reader
+from ..request.encoded import Encoded
+from ..request.encoding import Reader
 
 #: Positions in one batch; inputs of a batch are equally long, so that none is padded.
 BATCH_POSITIONS = 2**12

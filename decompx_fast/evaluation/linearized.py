@@ -13,7 +13,7 @@ from ..linearize.layer import Attention, Linearization, LinearizedLayer, StateMa
 from ..linearize.linearization import linearize, only_device
 from ..linearize.model_run import plain_mode
 from ..linearize.spec import AttentionSpec, ConvolutionSpec, LayerSpec, RoutedSpec
-from ..request.encoding import Encoded
+from ..request.encoded import Encoded
 from .method import Problem
 
 #: Pairs of positions that one batch holds at most (if it holds several inputs): a decomposed state of this size still

@@ -95,15 +95,14 @@ class _Recorded(Steps):
         return y if gain is None else y * gain
 
     def _output(self, map_: Affine, shape: torch.Size) -> Tensor:
-        """What the map's module gave in its one call on states of this shape (DeBERTa's also sees distances), be it
-        with all positions on one axis."""
+        """What the map's module gave in its one call on states of this shape (DeBERTa's also sees distances)."""
         found = () if map_.module is None else self._outputs.get(map_.module, ())
         if any(y is None for y in found):
             raise NotRecorded
-        fitting = [y for y in found if y is not None and y.shape[:-1] in (shape, (shape.numel(),))]
+        fitting = [placed for y in found if y is not None and (placed := _placed(y, shape)) is not None]
         if len(fitting) != 1:
             raise NotRecorded
-        return map_.of_output(fitting[0].reshape(*shape, -1))
+        return map_.of_output(fitting[0])
 
     def normalize(self, spec: NormSpec | ScaleSpec, x: Tensor) -> tuple[Norm, Tensor]:
         if isinstance(spec, ScaleSpec) or not spec.centre or spec.fixed:
@@ -231,6 +230,18 @@ class Record:
             for index, one in held.items()
             if one.versions_hold and all(id(mark) in good for mark in one.marks)
         }
+
+
+def _placed(y: Tensor, shape: torch.Size) -> Tensor | None:
+    """An output as that of states ``[b, i]`` of this shape; ``None`` if it is of others.
+
+    It may have all positions on one axis, or positions first, with padding at their end, as Longformer's.
+    """
+    if y.shape[:-1] in (shape, (shape.numel(),)):
+        return y.reshape(*shape, -1)
+    if y.ndim == 3 and len(shape) == 2 and y.shape[1] == shape[0] and y.shape[0] >= shape[1]:
+        return y[: shape[1]].transpose(0, 1)
+    return None
 
 
 def _holding(marks: Sequence[_Mark]) -> set[int]:

@@ -14,7 +14,7 @@ from torch import nn
 from ..errors import InputError, ModelLoadError, UnsupportedModelError, warn_user
 from ..linearize.architectures import find_family, refuse_prompts
 from ..optional import import_optional
-from .tasks import DEFAULT, KINDS, PICTURES, task_of_architectures, task_of_model
+from .tasks import DEFAULT, KINDS, PICTURES, TWO_HEADED, TWO_HEADS, task_of_architectures, task_of_model
 
 #: What peft writes in place of config.json.
 ADAPTER_CONFIG = "adapter_config.json"
@@ -75,33 +75,52 @@ def _load_model(name: str, task: str | None, **options: Any) -> tuple[nn.Module,
     """A model of a supported architecture, with the head of ``task``, and which of its weights were not loaded."""
     import transformers
 
-    kind = KINDS[task or _saved_task(name)]
-    try:
-        # Weights of a wrong shape are let through here, to be named by the caller.
-        model, info = getattr(transformers, kind.loader).from_pretrained(
-            name,
-            dtype="auto",
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,
-            trust_remote_code=False,
-            **options,
-        )
-    except Exception as error:
+    kind, errors = KINDS[task or _saved_task(name)], []
+    for loader in (kind.loader, *kind.also):
+        try:
+            # Weights of a wrong shape are let through here, to be named by the caller.
+            model, info = getattr(transformers, loader).from_pretrained(
+                name,
+                dtype="auto",
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,
+                trust_remote_code=False,
+                **options,
+            )
+            break
+        except Exception as error:
+            errors.append(error)
+    else:
         place = "" if Path(name).is_dir() else "there is no folder of that name, and as the id of a model: "
         what = "classifier" if kind is KINDS[DEFAULT] else f"model for {kind.trained_for}"
-        raise ModelLoadError(f"no {what} could be loaded from {name!r}: {place}{_first_line(error)}") from error
+        raise ModelLoadError(f"no {what} could be loaded from {name!r}: {place}{_first_line(errors[0])}") from errors[0]
     find_family(model)
+    if task is not None and task_of_model(model) != task:
+        raise ModelLoadError(
+            f"transformers loads {name!r} as a {type(model).__name__}, which is no model for {kind.trained_for}: name "
+            "a task that it has a head for"
+        )
     return model, info
 
 
 def _saved_task(name: str) -> str:
-    """The task of a saved model, as its configuration says; what is wrong with that is said where it is loaded."""
+    """The task of a saved model, as its configuration says; what is wrong with that is said where it is loaded.
+
+    Raises:
+        ModelLoadError: if it has two heads.
+    """
     from transformers import PretrainedConfig
 
     try:
-        return task_of_architectures(PretrainedConfig.get_config_dict(name)[0].get("architectures"))
+        architectures = PretrainedConfig.get_config_dict(name)[0].get("architectures")
+        task = task_of_architectures(architectures)
     except Exception:
         return DEFAULT
+    if any(one in TWO_HEADED for one in architectures or ()):
+        raise ModelLoadError(
+            f"{name!r} was saved with two heads: say which, by task={TWO_HEADS[0]!r} or task={TWO_HEADS[1]!r}"
+        )
+    return task
 
 
 def _widened(model: nn.Module, *, half: bool) -> nn.Module:

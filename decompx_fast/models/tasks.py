@@ -16,12 +16,23 @@ class Kind:
         endings: of the names of their classes.
         loader: the class of transformers that loads them.
         trained_for: what such a model is trained for, for messages.
+        also: the same for architectures that ``loader`` does not know.
     """
 
     endings: tuple[str, ...]
     loader: str
     trained_for: str
+    also: tuple[str, ...] = ()
 
+
+#: Of models with two heads, the tasks of both.
+TWO_HEADS = ("fill-mask", "next-sentence-prediction")
+
+#: The classes of such models.
+TWO_HEADED = tuple(
+    f"{architecture}ForPreTraining"
+    for architecture in ("Albert", "Bert", "BigBird", "Ernie", "MegatronBert", "MobileBert")
+)
 
 #: By the name of the task; see :mod:`decompx_fast.request.tasks` for what each asks.
 KINDS = {
@@ -46,7 +57,10 @@ KINDS = {
         "image classification",
     ),
     "next-sentence-prediction": Kind(
-        ("ForNextSentencePrediction",), "AutoModelForNextSentencePrediction", "next-sentence prediction"
+        ("ForNextSentencePrediction", *TWO_HEADED),
+        "AutoModelForNextSentencePrediction",
+        "next-sentence prediction",
+        also=("AutoModelForPreTraining",),
     ),
 }
 
@@ -70,6 +84,11 @@ def task_of_model(model: nn.Module) -> str | None:
     """The task of a model, by its class or the classes that it is made from; ``None`` for one of no such head."""
     found = (task_of_name(cls.__name__) for cls in type(model).__mro__)
     return next((task for task in found if task is not None), None)
+
+
+def two_heads_of(model: nn.Module) -> str | None:
+    """The class of a model of two heads; ``None`` for others."""
+    return next((cls.__name__ for cls in type(model).__mro__ if cls.__name__ in TWO_HEADED), None)
 
 
 def task_of_architectures(names: Sequence[str] | None) -> str:

@@ -112,7 +112,8 @@ def write(
             found: Tensor = copy.generate(  # type: ignore[operator]
                 ids, attention_mask=torch.ones_like(ids), generation_config=config
             )
-    before = len(decoder_start(model, asked)) if model.config.is_encoder_decoder else len(prompt)
+    anew = model.config.is_encoder_decoder  # type: ignore[union-attr]
+    before = len(decoder_start(model, asked)) if anew else len(prompt)
     return found[0, before:].tolist(), about
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..errors import InputError
 from ..result.failure import Failure
 from ..result.words import Span
-from .encoding import Encoded
+from .encoded import Encoded
 from .output import places_of_output
 from .prepared import DECODER_IDS
 

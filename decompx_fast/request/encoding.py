@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import operator
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -13,13 +11,13 @@ from torch import Tensor
 
 from ..errors import InputError, shown
 from ..result.failure import OF_AN_INPUT, Failure
-from ..result.picture import Picture
 from ..result.tokens import BLANK
 from ..result.words import Span
 from .alignment import align
 from .boxes import BOXES, check_boxes
 from .chat import is_chat, read_chat
-from .cutting import kept_of_long
+from .cutting import kept_of_long, taken
+from .encoded import Encoded
 from .forms import (
     is_ids,
     is_pair,
@@ -32,7 +30,7 @@ from .forms import (
 )
 from .forms import whole_numbers as whole
 from .notices import MANY_UNKNOWN, Notices
-from .prepared import DECODER_IDS, MODEL_INPUTS, Encoding
+from .prepared import MODEL_INPUTS, Encoding
 from .presplit import places_of_words
 
 #: A fast tokenizer may not be called while another thread changes its truncation, which every call may do.
@@ -40,71 +38,6 @@ _tokenizing = threading.Lock()
 
 #: Attributes of a tokenizer that hold the tokens which are no words. The unknown token is one only if it is these too.
 _SPECIAL_IDS = ("bos_token_id", "eos_token_id", "sep_token_id", "cls_token_id", "pad_token_id", "mask_token_id")
-
-
-@dataclass(frozen=True)
-class Encoded:
-    """One input as the model takes it, without padding.
-
-    Attributes:
-        inputs: ``[i]`` int64 each (boxes ``[i, 4]``), on the CPU; ``input_ids`` among them. Of a picture
-            ``pixel_values`` ``[c, height, width]``.
-        tokens: how the tokenizer writes them.
-        spans: ``(segment, start, end)`` into ``texts``, or ``None``.
-        special: whether the tokenizer added the token.
-        texts: the text, or the pair; empty if it is not known. Of words that were split before, they are joined by
-            spaces.
-        words: for each token, the number of its word among those that were split before, or that the tokenizer tells
-            of an encoding; ``None`` for a special token. ``None``: words are found in the text.
-        picture: what a model of pictures sees; ``None`` for a text.
-        continues: of language models, the ids of the output that is explained, from the token that follows the prompt;
-            all but the last of them are in ``inputs`` too. Empty: what the model says next.
-        encoder: of a model with a decoder beside its encoder, how many tokens the encoder reads (``input_ids``); the
-            decoder reads those after them (``decoder_input_ids``). ``None``: there is no decoder apart.
-        reads_again: whether what the decoder reads is the text once more, one place on, and no output.
-        number: which input of the call it is, from 0.
-        about: what its explanation says of it besides: how long it was before it was cut, how much was unknown.
-    """
-
-    inputs: Mapping[str, Tensor]
-    tokens: tuple[str, ...]
-    spans: tuple[Span | None, ...]
-    special: tuple[bool, ...]
-    texts: tuple[str, ...]
-    number: int = 0
-    about: Mapping[str, Any] = field(default_factory=dict)
-    words: tuple[int | None, ...] | None = None
-    picture: Picture | None = None
-    continues: tuple[int, ...] = ()
-    encoder: int | None = None
-    reads_again: bool = False
-
-    def __len__(self) -> int:
-        return len(self.tokens)
-
-    @property
-    def ids(self) -> list[int]:
-        """Those of all tokens."""
-        found = [self.inputs[name] for name in ("input_ids", DECODER_IDS) if name in self.inputs]
-        return [number for part in found for number in part.tolist()]
-
-    @property
-    def read_by_encoder(self) -> Encoded:
-        """What the encoder reads of it, by itself."""
-        n, known = self.encoder, [span[0] for span in self.spans[: self.encoder] if span]
-        if n is None:
-            return self
-        return replace(
-            self,
-            inputs={name: value for name, value in self.inputs.items() if name != DECODER_IDS},
-            tokens=self.tokens[:n],
-            spans=self.spans[:n],
-            special=self.special[:n],
-            texts=self.texts[: max(known) + 1] if known else self.texts,
-            words=self.words and self.words[:n],
-            encoder=None,
-            reads_again=False,
-        )
 
 
 class Reader:
@@ -321,7 +254,7 @@ class Reader:
             keep = self._kept(ids, special) if self.truncate else None
             if keep is None:
                 raise self._too_long(len(ids), where)
-            inputs = {n: v[: len(keep)] if n == "position_ids" else v[keep] for n, v in inputs.items()}
+            inputs = taken(inputs, keep)
             special = tuple(special[k] for k in keep)
             spans = spans and tuple(spans[k] for k in keep)
             words = words and tuple(words[k] for k in keep)
@@ -386,33 +319,6 @@ class Reader:
             f"{where} has {length} tokens, and the model has positions for {self.max_positions}: pass truncate=True to "
             "cut it, split the text, or use a model with more positions"
         )
-
-
-def with_ids(inputs: Iterator[Encoded | Failure], ids: Any) -> Iterator[Encoded | Failure]:
-    """Each input with the user's name for it.
-
-    Raises:
-        InputError: for names that are no strings or whole numbers, or that are fewer or more than the inputs.
-    """
-    if isinstance(ids, (str, bytes)) or not isinstance(ids, Iterable):
-        raise InputError(f"ids={shown(ids)}: give a list with a name for each input")
-    return _named_inputs(inputs, iter(ids))
-
-
-def _named_inputs(inputs: Iterator[Encoded | Failure], ids: Iterator[Any]) -> Iterator[Encoded | Failure]:
-    for n, one in enumerate(inputs):
-        try:
-            name = next(ids)
-        except StopIteration:
-            raise InputError(f"ids holds {n} names, and there are more inputs: give one for each") from None
-        if not isinstance(name, str):
-            try:
-                name = operator.index(name)
-            except TypeError:
-                raise InputError(f"ids holds {shown(name)} for input {n}: use strings or whole numbers") from None
-        yield one if isinstance(one, Failure) else replace(one, about={"id": name, **one.about})
-    for _ in ids:
-        raise InputError("ids holds more names than there are inputs: give one for each")
 
 
 def _unless_in(token_id: Any, others: Iterable[Any]) -> int | None:

@@ -10,7 +10,7 @@ import torch
 
 from ..errors import InputError
 from ..result.words import Span
-from .encoding import Encoded
+from .encoded import Encoded
 
 #: So many tokens before an output are read with it, so that its first characters are those that stand there: some
 #: tokenizers leave out the space at the beginning of a text.

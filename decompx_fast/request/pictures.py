@@ -13,7 +13,7 @@ from ..errors import InputError, shown, warn_user
 from ..optional import import_optional
 from ..result.failure import OF_AN_INPUT, Failure
 from ..result.picture import Picture
-from .encoding import Encoded
+from .encoded import Encoded
 
 #: What models of pictures call their input.
 PIXELS = "pixel_values"

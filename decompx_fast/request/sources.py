@@ -15,7 +15,7 @@ from ..result.blocks import ENCODER_SOURCES
 from ..result.failure import OF_AN_INPUT, Failure
 from ..result.tokens import readable_tokens
 from ..result.words import NO_PLACES, TokenGroup, group_by_number, group_by_word, joint_span
-from .encoding import Encoded
+from .encoded import Encoded
 
 UNITS = ("token", "word", "sentence", "patch")
 

@@ -235,6 +235,9 @@ def _readings(explanation: Explanation) -> list[Outcome]:
         rows = [Outcome(answer.text, _percent(answer.score), answer.is_answered)]
         if answer.no_answer_score is not None:
             rows.append(Outcome("no answer", _percent(answer.no_answer_score), not answer.is_answered))
+        if "window" in explanation.metadata:
+            number, count = (explanation.metadata[name] for name in ("window", "windows"))
+            rows.append(Outcome("read in", f"window {number + 1} of {count}", False))
         return rows
     if explanation.entities is not None:
         rows = [Outcome(f"{one.word} ({one.entity_group})", _percent(one.score), True) for one in explanation.entities]

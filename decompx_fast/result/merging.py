@@ -11,7 +11,8 @@ import torch
 
 from ..errors import InputError
 from .blocks import ENCODER_SOURCES, encoder_sources
-from .explanation import Explanation, Target
+from .explanation import Explanation
+from .kinds import Target
 from .pair import PairExplanation, PairSide
 from .tokens import readable_tokens
 from .words import NO_PLACES, Span, group_by_number, group_by_word

@@ -32,7 +32,8 @@ from .matrix import is_matrix
 from .picture_view import picture_view
 
 if TYPE_CHECKING:
-    from .explanation import Explanation, Target
+    from .explanation import Explanation
+    from .kinds import Target
     from .pair import PairExplanation
 
 MAX_ALPHA = 0.6  # of the colour behind text, so that it stays readable on light and dark

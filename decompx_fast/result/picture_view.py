@@ -14,7 +14,8 @@ from .display import AGAINST_RGB, FOR_RGB, VISIBLE, largest_magnitude, score_for
 from .png import encode
 
 if TYPE_CHECKING:
-    from .explanation import Explanation, Target
+    from .explanation import Explanation
+    from .kinds import Target
 
 View = Literal["overlay", "heatmap", "for", "against"]
 

@@ -16,7 +16,8 @@ from .fonts import drawable
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from .explanation import Explanation, Target
+    from .explanation import Explanation
+    from .kinds import Target
 
 MAX_BARS = 40  # of sources, where the user asks for no number
 LABEL_WIDTH = 32  # in cells, of which an ideograph takes two

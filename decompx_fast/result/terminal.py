@@ -44,7 +44,8 @@ from .display import (
 from .matrix import is_matrix, matrix_view
 
 if TYPE_CHECKING:
-    from .explanation import Explanation, Target
+    from .explanation import Explanation
+    from .kinds import Target
 
 MAX_TABLE_ROWS = 40  # more sources than this: only the largest are listed
 ROWS_OF_LONG_TABLE = 20

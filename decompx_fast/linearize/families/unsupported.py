@@ -13,10 +13,6 @@ _SQUAD = (
     "its head looks for the end of an answer by the start that it found, so that its outputs are no function of a "
     "position alone; the class that ends in Simple can be explained"
 )
-_TWO_HEADS = (
-    "it has two heads: load it as a masked language model (ForMaskedLM), or as ForNextSentencePrediction where "
-    "transformers has that"
-)
 _MERGED_PATCHES = "it merges neighbouring patches between layers, so that positions are no patches any more"
 _BOTH_STATES = (
     "it has no head: for vectors of texts load the encoder alone (T5EncoderModel), for what it writes "
@@ -27,8 +23,6 @@ _CONVOLVED = "it is made of convolutions over a picture, which are no layers of 
 #: Why not, by the name of the class in transformers.
 UNSUPPORTED: dict[str, str] = {
     "BartModel": _BOTH_STATES,
-    "BertForPreTraining": _TWO_HEADS,
-    "BigBirdForPreTraining": _TWO_HEADS,
     "BigBirdForQuestionAnswering": (
         "its head is a network of its own with a residual connection, and hides the question's tokens from the answer"
     ),
@@ -38,7 +32,6 @@ UNSUPPORTED: dict[str, str] = {
     "ConvBertForSequenceClassification": (
         "half of its heads are convolutions whose kernels it computes from the text, which are no attention weights"
     ),
-    "ErnieForPreTraining": _TWO_HEADS,
     "FlaubertForQuestionAnswering": _SQUAD,
     "FNetForSequenceClassification": "it mixes positions and features by a Fourier transform, which is no attention",
     "FunnelForSequenceClassification": "it pools the sequence between layers, so that positions are no tokens any more",
@@ -52,11 +45,9 @@ UNSUPPORTED: dict[str, str] = {
         "its encoder attends blocks of neighbours, or means of blocks besides, which cannot be described yet"
     ),
     "LukeForSequenceClassification": _OTHER_INPUTS,
-    "MegatronBertForPreTraining": _TWO_HEADS,
     "MobileBertForMaskedLM": (
         "the map to its vocabulary is put together of two, which would have to be copied; other heads can be explained"
     ),
-    "MobileBertForPreTraining": _TWO_HEADS,
     "MraForSequenceClassification": _APPROXIMATED,
     "MT5Model": _BOTH_STATES,
     "MvpForConditionalGeneration": "its layers may have learned prompts, which are no tokens of the text",

@@ -44,6 +44,8 @@ _FOR = {
     "at": "models that answer at positions",
     "top_k": "models that choose among labels or tokens at positions",
     "max_answer_tokens": "question answering",
+    "max_seq_len": "question answering",
+    "doc_stride": "question answering",
     "ignore_labels": "token classification",
     "continuation": "language models",
     "generate": "language models",
