@@ -83,7 +83,8 @@ def generator(model: Module) -> ModelSpec:
 
 
 def _scale(model: Module) -> float:
-    return model.config.d_model**-0.5 if model.config.scale_decoder_outputs else 1.0
+    scales = getattr(model.config, "scale_decoder_outputs", False)  # mT5 never does
+    return model.config.d_model**-0.5 if scales else 1.0
 
 
 def classifier(model: Module) -> ModelSpec:

@@ -22,13 +22,19 @@ _CUT_BEFORE = (
 _SQUEEZED = "it pools frames before its layers and draws them apart again after them"
 _CONFORMER = "convolutions over neighbouring frames, with gates and batch norms, stand in its layers"
 _OTHER_TOWERS = "its two encoders cannot be described yet: those of CLIP, MetaCLIP 2 and SigLIP can"
+_BOTH_STATES = (
+    "it has no head: for vectors of texts load the encoder alone (T5EncoderModel), for what it writes "
+    "ForConditionalGeneration"
+)
 _CONVOLVED = "it is made of convolutions over a picture, which are no layers of a Transformer"
 
 #: Why not, by the name of the class in transformers.
 UNSUPPORTED: dict[str, str] = {
+    "BartModel": _BOTH_STATES,
     "BigBirdForQuestionAnswering": (
         "its head is a network of its own with a residual connection, and hides the question's tokens from the answer"
     ),
+    "BigBirdPegasusForConditionalGeneration": _CHOSEN_POSITIONS,
     "BigBirdPegasusForSequenceClassification": _CHOSEN_POSITIONS,
     "CanineForSequenceClassification": "it shortens the sequence of characters and lengthens it again between layers",
     "ConvBertForSequenceClassification": (
@@ -39,19 +45,38 @@ UNSUPPORTED: dict[str, str] = {
     "FunnelForSequenceClassification": "it pools the sequence between layers, so that positions are no tokens any more",
     "Gemma3ForSequenceClassification": "it reads pictures as well: use Gemma3TextForSequenceClassification",
     "IBertForSequenceClassification": "its maps and norms are those of integer arithmetic",
+    "LEDForConditionalGeneration": (
+        "its encoder has a window and global tokens, and its decoder attends it, which together cannot be described yet"
+    ),
     "LiltForSequenceClassification": _OTHER_INPUTS,
+    "LongT5ForConditionalGeneration": (
+        "its encoder attends blocks of neighbours, or means of blocks besides, which cannot be described yet"
+    ),
     "LukeForSequenceClassification": _OTHER_INPUTS,
     "MobileBertForMaskedLM": (
         "the map to its vocabulary is put together of two, which would have to be copied; other heads can be explained"
     ),
     "MraForSequenceClassification": _APPROXIMATED,
+    "MT5Model": _BOTH_STATES,
+    "MvpForConditionalGeneration": "its layers may have learned prompts, which are no tokens of the text",
     "NystromformerForSequenceClassification": _APPROXIMATED,
+    "PegasusXForConditionalGeneration": (
+        "its encoder has global tokens of its own beside those of the text, which are no sources"
+    ),
     "PerceiverForSequenceClassification": "its positions are latent vectors, not tokens",
+    "ProphetNetForConditionalGeneration": (
+        "its decoder has several streams, one for each of the next tokens that it foretells"
+    ),
     "ReformerForSequenceClassification": (
         "its attention hashes positions into buckets at random, and its two residual streams are coupled"
     ),
     "SqueezeBertForSequenceClassification": "its maps are grouped convolutions, which cannot be read as linear yet",
+    "SwitchTransformersForConditionalGeneration": (
+        "what an expert has no room for is dropped, so that what becomes of a text depends on its batch"
+    ),
+    "T5Model": _BOTH_STATES,
     "TapasForSequenceClassification": _OTHER_INPUTS,
+    "UMT5Model": _BOTH_STATES,
     "XLMForQuestionAnswering": _SQUAD,
     "XLNetForSequenceClassification": (
         "its attention keeps its weights in no linear layers, adds segments and positions to its logits, and the first "
