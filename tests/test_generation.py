@@ -356,6 +356,49 @@ def test_the_page_has_a_tab_for_each_token_and_no_scripts(written):
     assert 'type="radio"' not in written.at(0).to_html() and 'type="radio"' not in written.to_html(written.targets[1])
 
 
+def test_only_the_panel_of_the_chosen_tab_is_hidden_by_a_rule_on_its_button(written):
+    """A label also holds the name, and that is never checked: a rule that looks at all of it hides every panel."""
+    (rule,) = re.findall(r"\.dx-tab(.*?) \+ \.dx-panel { display: none; }", written.to_html(full=True))
+    assert rule == ":has(> input:not(:checked))"
+
+
+def test_the_page_has_the_scale_and_the_numbers_of_all_tabs(written):
+    page = written.to_html(full=True)
+    ordinary = written.scores[1:].abs().max().item()  # the first token does not set the scale
+    legend = re.search(r'<p class="dx-legend">(.*?)</p>', page, re.S)[1]
+    spans = re.findall(r"<span[^>]*>([^<]*)</span>", legend)
+    assert float(spans[2]) == pytest.approx(ordinary, rel=1e-2) and float(spans[0]) == -float(spans[2])
+    low, high = map(float, re.fullmatch(r"scores from (\S+) to (\S+)", next(s for s in spans if "scores" in s)).groups())
+    assert (low, high) == pytest.approx((written.scores.min().item(), written.scores.max().item()), abs=1e-3)
+    assert "<dt>Explained</dt>" not in page and "<dt>Explained</dt>" in written.at(0).to_html()
+
+
+def test_each_tab_has_the_probability_of_its_own_token(explainers):
+    found = explainers["llama"].explain(PROMPT, continuation="oooo", contrast="mean")
+    assert len(found.targets) == 4 and len({one.name for one in found.predictions}) == 1
+    notes = re.findall(r'<p class="dx-note"><b>.*?probability (\S+)</p>', found.to_html())
+    assert notes == [f"{one.score:.1%}" for one in found.predictions]
+    others = explainers["llama"].explain(PROMPT, continuation="oooo", targets=["a", "o"])
+    assert "probability" not in others.to_html()
+
+
+def test_a_token_of_white_space_is_named_by_signs(explainers):
+    found = explainers["llama"].explain("one\n two", continuation="\n \t", targets=None)
+    assert found.targets == ("\u23ce", "\u2423", "\u21e5")
+    chat = explainers["llama"].explain([{"role": "user", "content": "one"}], continuation="a")
+    console = Console(file=io.StringIO(), width=100)
+    chat.show(console=console)
+    assert "\u010a" not in console.file.getvalue() and "\u23ce" in console.file.getvalue()
+
+
+def test_what_comes_after_a_token_is_no_zero(written):
+    console = Console(file=io.StringIO(), width=200)
+    written.show(console=console)
+    last = re.search(rf"^ *{len(written) - 1} +.*$", console.file.getvalue(), re.M)[0]
+    assert last.split()[-1] != "\u00b7" and last.split()[-2] == "\u00b7"
+    assert written.to_html().count(">\u00b7</td>") == int((written.scores == 0).sum())
+
+
 def test_the_terminal_shows_sources_against_tokens(written):
     console = Console(file=io.StringIO(), width=100)
     written.show(console=console)

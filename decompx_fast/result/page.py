@@ -20,6 +20,7 @@ from .display import (
     colour_scale,
     layout_text,
     outcomes,
+    percent,
     plural,
     predicted_classes,
     printable,
@@ -27,12 +28,13 @@ from .display import (
     source_labels,
     strength,
 )
-from .matrix import is_matrix
+from .matrix import UNREAD, is_matrix
 from .picture_view import picture_view
 
 if TYPE_CHECKING:
     from .explanation import Explanation, Target
     from .pair import PairExplanation
+    from .readings import Prediction
 
 MAX_ALPHA = 0.6  # of the colour behind text, so that it stays readable on light and dark
 
@@ -156,8 +158,10 @@ def _html_view(explanation: Explanation, target: Target) -> dict[str, Any]:
     """What the templates show of one explanation: strings and numbers only."""
     column = explanation.column(target)
     scores: list[float] = explanation.scores[:, column].tolist()
-    largest = colour_scale(explanation, [column])
-    number = score_format(scores)
+    tabs = _tabs(explanation) if target is None and is_matrix(explanation) else []
+    shown = range(len(explanation.targets)) if tabs else [column]
+    largest, all_scores = colour_scale(explanation, shown), explanation.scores[:, list(shown)].flatten().tolist()
+    number, in_legend = score_format(scores), score_format(all_scores)
     labels = source_labels(explanation)
     totals = account(explanation, column)
     value, source_sum, bias = totals.written()
@@ -182,9 +186,10 @@ def _html_view(explanation: Explanation, target: Target) -> dict[str, Any]:
             [_html_piece(explanation, piece, scores, labels, largest, number) for piece in pieces]
             for pieces in layout_text(explanation)
         ],
-        "legend": [number(-largest), number(largest), number(min(scores)), number(max(scores))],
-        "special_is_cut": any(abs(score) > largest for score in scores if math.isfinite(score)),
-        "tabs": _tabs(explanation) if target is None and is_matrix(explanation) else [],
+        "legend": [in_legend(one) for one in (-largest, largest, min(all_scores), max(all_scores))],
+        "is_cut": any(abs(score) > largest for score in all_scores if math.isfinite(score)),
+        "cut": "the first token and special ones" if explanation.task == "text-generation" else "special tokens",
+        "tabs": tabs,
         "table": _html_table(explanation, column, labels),
         "made": _made_with(explanation),
     }
@@ -196,12 +201,12 @@ def _tabs(explanation: Explanation) -> list[dict[str, Any]]:
         return []
     largest = colour_scale(explanation, range(len(explanation.targets)))
     labels = source_labels(explanation)
-    said = {one.name: one.score for one in explanation.predictions or ()}
+    said = explanation.predictions or ()
     tabs = []
     for column, name in enumerate(explanation.targets):
         scores: list[float] = explanation.scores[:, column].tolist()
         number, total = score_format(scores), account(explanation, column)
-        value, source_sum, _ = total.written()
+        value, source_sum, bias = total.written()
         tabs.append(
             {
                 "name": printable(name),
@@ -209,7 +214,8 @@ def _tabs(explanation: Explanation) -> list[dict[str, Any]]:
                 "value_name": total.value_name,
                 "value": value,
                 "source_sum": source_sum,
-                "probability": f"{said[name]:.1%}" if name in said else "",
+                "bias": bias,
+                "probability": percent(said[column].score) if _is_of(name, said, column) else "",
                 "rows": [
                     [_html_piece(explanation, piece, scores, labels, largest, number) for piece in pieces]
                     for pieces in layout_text(explanation)
@@ -217,6 +223,14 @@ def _tabs(explanation: Explanation) -> list[dict[str, Any]]:
             }
         )
     return tabs
+
+
+def _is_of(name: str, said: Sequence[Prediction], column: int) -> bool:
+    """Whether a column is of the output's token of the same number, perhaps less the mean, and not of another token."""
+    if column >= len(said):
+        return False
+    rest = name.removeprefix(said[column].name)
+    return name.startswith(said[column].name) and (not rest or rest.startswith((" (#", " - mean")))
 
 
 def _html_piece(
@@ -254,6 +268,8 @@ def _html_table(explanation: Explanation, column: int, labels: list[str]) -> dic
     scale = colour_scale(explanation, order)
 
     def cell(value: float, number: Callable[[float], str]) -> tuple[str, str, str]:
+        if value == 0 and is_matrix(explanation):
+            return UNREAD, "", "0"
         return number(value), "for" if value > 0 else "against", f"{strength(value, scale) * MAX_ALPHA:.3f}"
 
     rows = [
