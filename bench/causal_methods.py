@@ -166,9 +166,7 @@ def decompx(**options: Any) -> Scores:
         if is_classifier(model) or said.others is not None:
             return _of_columns(explainer, said, own)
         contrast = "mean" if said.against == "mean" else None
-        found = explainer.explain(
-            prompts, continuation=said.outputs.tolist(), answer="sum", contrast=contrast, **own
-        )
+        found = explainer.explain(prompts, continuation=said.outputs.tolist(), answer="sum", contrast=contrast, **own)
         return torch.stack([one.scores[: said.fed.shape[1], 0] for one in found]).double()
 
     return score

@@ -122,7 +122,8 @@ def measure(
         parts = {name: [_left(order, p) for p in PERCENTS] for name, order in of_text.items()}
         others = {name: [_left(order[::-1], p) for p in PERCENTS] for name, order in of_text.items()}
         whole = tuple(range(n))
-        values = judged(judge, text, {whole, *(one for some in (parts, others) for each in some.values() for one in each)})
+        asked = {one for some in (parts, others) for each in some.values() for one in each}
+        values = judged(judge, text, {whole, *asked})
         for name in names:
             own[name]["most"] = [values[whole] - values[one] for one in parts[name]]
             own[name]["least"] = [values[whole] - values[one] for one in others[name]]
@@ -202,8 +203,9 @@ def report(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
         "",
         f"SmolLM2-135M-Instruct on {len(rows)} texts ("
         + ", ".join(f"{sources.count(name)} {name}" for name in SOURCES.values())
-        + f"), whose last {OUTPUT} tokens are explained: their logits, or what a row says instead; by `bench/gates.py`. "
-        f"The most, or the least, important {', '.join(map(str, PERCENTS))} % of the prompt's tokens are taken out. What "
+        + f"), whose last {OUTPUT} tokens are explained: their logits, or what a row says instead; by "
+        f"`bench/gates.py`. The most, or the least, important {', '.join(map(str, PERCENTS))} % of the prompt's tokens are "
+        "taken out. What "
         "is shown is by how much the log-probability of the output falls, the mean over these levels, with 95 % "
         "intervals from a bootstrap of texts. A faithful method has a large fall for the most and a small one for the "
         f"least important; the last column is the difference of the two less that of *{DEFAULT}*, on the same texts.",

@@ -37,8 +37,8 @@ PROMPTS: dict[str, tuple[str, ...]] = {
         *("This is not true, it is", "I do not like it, I"),
     ),
     "chat": (
-        *("Who wrote Hamlet?", "Is the sky green?", "Name a colour.", "What is two plus two?", "Translate 'cat' to French."),
-        *("Do not say hello.", "Write a line of Python.", "Thank you!"),
+        *("Who wrote Hamlet?", "Is the sky green?", "Name a colour.", "What is two plus two?", "Do not say hello."),
+        *("Translate 'cat' to French.", "Write a line of Python.", "Thank you!"),
     ),
     "code": (
         *("def add(a, b):\n    return a +", "for i in range(", "import numpy as", "if x is not", "print('hello"),
@@ -104,12 +104,12 @@ def main() -> None:
         "# Columns of a language model against its own logits",
         "",
         f"SmolLM2-135M-Instruct, {WRITTEN} tokens written after each prompt, each a column, by `bench/generation.py`; "
-        f"torch {torch.__version__}, {platform.machine()}. *Column*: between a column's sum and the model's logit, as a "
-        "share of the largest of the output's logits. *Answer*: between the sum over an output's tokens and the column "
+        f"torch {torch.__version__}, {platform.machine()}. *Column*: between a column's sum and the model's logit, as "
+        "a share of the largest of the output's logits. *Answer*: between the sum over an output's tokens and the column "
         f"of the whole output, of any source, as a share of the largest score. *Together*: between the scores of a "
         f"prompt alone and among those explained in batches of up to {TOGETHER}.",
         "",
-        "| weights | prompts | number | columns | column, median | column, largest | answer, largest | together, largest |",
+        "| weights | prompts | number | columns | column, median | column, largest | answer, largest | together |",
         "|---|---|---:|---:|---:|---:|---:|---:|",
     ]
     for dtype in (torch.float32, torch.bfloat16):

@@ -32,8 +32,8 @@ from causal_methods import (
     frozen,
     gradient_x_input,
     integrated_gradients,
-    occlusion,
     logits_of,
+    occlusion,
 )
 from torch import Tensor, nn
 from transformers import (
@@ -200,7 +200,7 @@ def trained(name: str, task: Task, work: Path, deadline: float) -> nn.Module | N
         schedule.step()
         right = 0.98 * right + 0.02 * (outputs.argmax(-1) == answers).float().mean().item()
         if step % 500 == 499:
-            print(f"{name}, {task.name}: step {step + 1}, {right:.3f} right, {time.monotonic() - begun:.0f} s", flush=True)
+            print(f"{name}, {task.name}: step {step + 1}, {right:.3f} right", flush=True)
         if right > GOOD:
             break
         if time.monotonic() > deadline:
@@ -245,7 +245,7 @@ def interval(values: np.ndarray) -> str:
     return f"{found.mean:.0%} [{found.low:.0%}, {found.high:.0%}]"
 
 
-def section(name: str, results: dict[str, dict[str, Found]], models: dict[str, nn.Module]) -> list[str]:
+def section(name: str, results: dict[str, dict[str, Found]]) -> list[str]:
     """The table of one kind of model."""
     tasks = list(results)
     lines = ["", f"## {name}", "", "| method | " + " | ".join(f"{task}: mass | {task}: first" for task in tasks) + " |"]
@@ -296,7 +296,9 @@ def main() -> None:
         known = {task: model for task, model in models.items() if model is not None}
         if given.train_only:
             continue
-        lines += section(name, {task.name: measure(name, task, known[task.name]) for task in TASKS if task.name in known}, known)
+        lines += section(
+            name, {task.name: measure(name, task, known[task.name]) for task in TASKS if task.name in known}
+        )
         given.out.write_text("\n".join(lines) + "\n", encoding="utf-8")  # so far
 
 

@@ -1,4 +1,4 @@
-"""A decoder of random weights on long texts, by the adjoint engine: seconds, in forward passes, and memory, beside the plan.
+"""A decoder of random weights on long texts, by the adjoint engine: seconds, forward passes, memory, and the plan's.
 
     python bench/long_decoder.py llama-1b-4 --tokens 4096 --rounds 2
     python bench/long_decoder.py llama-1b-4 --tokens 512 --targets 1 64
@@ -71,9 +71,7 @@ def measure(shape: str, tokens: int, targets: int, rounds: int) -> dict:
     def explain() -> None:
         found["one"] = explainer.explain(prompt, continuation=output, engine="adjoint")
 
-    for run in (forward, explain):  # short texts first, to warm up
-        explainer.explain(prompt[:64], continuation=output[:1], engine="adjoint")
-        del run
+    explainer.explain(prompt[:64], continuation=output[:1], engine="adjoint")  # a short text, to warm up
     forward_s, explain_s, peaks = [], [], []
     for _ in range(rounds):
         forward_s.append(seconds(forward))
@@ -101,19 +99,20 @@ def table(rows: list[dict]) -> str:
     lines = [
         "# Long texts through decoders",
         "",
-        "The adjoint engine on decoders of random weights in float32, by `bench/long_decoder.py`: one explanation, with "
-        "the layer check and the model's own run, in seconds and in forward passes of the model, as measured and as "
+        "The adjoint engine on decoders of random weights in float32, by `bench/long_decoder.py`: one explanation, "
+        "with the layer check and the model's own run, in seconds and in forward passes of the model, as measured and as "
         "`plan` foretells; the peak of the process above what it held before, and that of the plan.",
         "",
-        "| shape | tokens | targets | forward, s | explained, s | passes | planned | passes a target | peak, GiB | planned | gap |",
+        "| shape | tokens | targets | forward, s | explained, s | passes | planned | for each target | peak, GiB "
+        "| planned | gap |",
         "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for row in rows:
         peak, planned = row["peak_bytes"] / 2**30, row["planned_peak_bytes"] / 2**30
         lines.append(
-            f"| {row['shape']} | {row['tokens']:,} | {row['targets']} | {row['forward_s']:.2f} | {row['explain_s']:.2f} "
-            f"| {row['passes']:.2f} | {row['planned_passes']:.2f} | {row['passes'] / row['targets']:.2f} | {peak:.2f} | "
-            f"{planned:.2f} | {row['completeness_error']:.1e} |"
+            f"| {row['shape']} | {row['tokens']:,} | {row['targets']} | {row['forward_s']:.2f} "
+            f"| {row['explain_s']:.2f} | {row['passes']:.2f} | {row['planned_passes']:.2f} "
+            f"| {row['passes'] / row['targets']:.2f} | {peak:.2f} | {planned:.2f} | {row['completeness_error']:.1e} |"
         )
     shapes = "; ".join(
         f"{name}: d = {s['hidden_size']:,}, {s['num_hidden_layers']} layers, {s['num_attention_heads']} heads on "

@@ -203,6 +203,7 @@ def test_a_chat_needs_a_template_and_texts(explainers):
 # Inputs that are hard.
 
 
+@pytest.mark.filterwarnings("error")  # a token that is special is none of many that are unknown
 def test_a_prompt_of_one_token_and_an_answer_of_one_token(explainers):
     for explainer in explainers.values():
         for prompt in ([70], "a", [0]):
@@ -368,7 +369,8 @@ def test_the_page_has_the_scale_and_the_numbers_of_all_tabs(written):
     legend = re.search(r'<p class="dx-legend">(.*?)</p>', page, re.S)[1]
     spans = re.findall(r"<span[^>]*>([^<]*)</span>", legend)
     assert float(spans[2]) == pytest.approx(ordinary, rel=1e-2) and float(spans[0]) == -float(spans[2])
-    low, high = map(float, re.fullmatch(r"scores from (\S+) to (\S+)", next(s for s in spans if "scores" in s)).groups())
+    (ends,) = (re.fullmatch(r"scores from (\S+) to (\S+)", one) for one in spans if "scores" in one)
+    low, high = map(float, ends.groups())
     assert (low, high) == pytest.approx((written.scores.min().item(), written.scores.max().item()), abs=1e-3)
     assert "<dt>Explained</dt>" not in page and "<dt>Explained</dt>" in written.at(0).to_html()
 

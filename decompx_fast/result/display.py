@@ -236,9 +236,7 @@ def _readings(explanation: Explanation) -> list[Outcome]:
         rows = [Outcome(f"{one.word} ({one.entity_group})", percent(one.score), True) for one in explanation.entities]
         nothing = "entity is found"
     else:
-        rows = [
-            Outcome(f"{one.name} @ {one.place}", percent(one.score), True) for one in explanation.predictions or ()
-        ]
+        rows = [Outcome(f"{one.name} @ {one.place}", percent(one.score), True) for one in explanation.predictions or ()]
         nothing = "position was asked for what fits there"
     shown = rows[:PREDICTED_SHOWN] or [Outcome("no", nothing, True)]
     more = [Outcome(f"{len(rows) - len(shown)} more", "not shown", True)] if len(rows) > len(shown) else []

@@ -78,9 +78,7 @@ def _table(explanation: Explanation, columns: range, plain: Callable[[str], str]
     table = Table(box=None, pad_edge=False, header_style="bold", footer_style="bold", show_footer=True)
     totals = [account(explanation, column) for column in columns]
     scores = explanation.scores[:, list(columns)].double()
-    numbers = [
-        score_format([*values, total.value]) for values, total in zip(scores.T.tolist(), totals, strict=True)
-    ]
+    numbers = [score_format([*values, total.value]) for values, total in zip(scores.T.tolist(), totals, strict=True)]
     largest = colour_scale(explanation, range(len(explanation.targets)))
     table.add_column("#", justify="right", style="dim", no_wrap=True, footer="")
     table.add_column(explanation.source_unit.capitalize(), no_wrap=True, overflow="ellipsis", footer="Model")
