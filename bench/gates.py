@@ -198,17 +198,17 @@ def report(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
         most, least = (np.array([np.mean(row["methods"][name][which]) for row in rows]) for which in ("most", "least"))
         values[name] = np.stack([most, least, most - least], axis=1)
     means = {name: bootstrap_means(one, seed=SEED) for name, one in values.items()}
+    kinds = ", ".join(f"{sources.count(name)} {name}" for name in SOURCES.values())
+    percents = ", ".join(map(str, PERCENTS))
     lines = [
         "# Faithfulness of the rules for gates",
         "",
-        f"SmolLM2-135M-Instruct on {len(rows)} texts ("
-        + ", ".join(f"{sources.count(name)} {name}" for name in SOURCES.values())
-        + f"), whose last {OUTPUT} tokens are explained: their logits, or what a row says instead; by "
-        f"`bench/gates.py`. The most, or the least, important {', '.join(map(str, PERCENTS))} % of the prompt's tokens are "
-        "taken out. What "
-        "is shown is by how much the log-probability of the output falls, the mean over these levels, with 95 % "
-        "intervals from a bootstrap of texts. A faithful method has a large fall for the most and a small one for the "
-        f"least important; the last column is the difference of the two less that of *{DEFAULT}*, on the same texts.",
+        f"SmolLM2-135M-Instruct on {len(rows)} texts ({kinds}), whose last {OUTPUT} tokens are explained: their "
+        f"logits, or what a row says instead; by `bench/gates.py`. The most, or the least, important {percents} % "
+        "of the prompt's tokens are taken out. What is shown is by how much the log-probability of the output "
+        "falls, the mean over these levels, with 95 % intervals from a bootstrap of texts. A faithful method has "
+        "a large fall for the most and a small one for the least important; the last column is the difference of "
+        f"the two less that of the default, *{DEFAULT}*, on the same texts.",
         "",
         "| method | most important | least important | difference | against the default | s a text |",
         "|---|---|---|---|---|---:|",

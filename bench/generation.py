@@ -105,9 +105,9 @@ def main() -> None:
         "",
         f"SmolLM2-135M-Instruct, {WRITTEN} tokens written after each prompt, each a column, by `bench/generation.py`; "
         f"torch {torch.__version__}, {platform.machine()}. *Column*: between a column's sum and the model's logit, as "
-        "a share of the largest of the output's logits. *Answer*: between the sum over an output's tokens and the column "
-        f"of the whole output, of any source, as a share of the largest score. *Together*: between the scores of a "
-        f"prompt alone and among those explained in batches of up to {TOGETHER}.",
+        "a share of the largest of the output's logits. *Answer*: between the sum over an output's tokens and the "
+        "column of the whole output, of any source, as a share of the largest score. *Together*: between the scores of "
+        f"a prompt alone and among those explained in batches of up to {TOGETHER}.",
         "",
         "| weights | prompts | number | columns | column, median | column, largest | answer, largest | together |",
         "|---|---|---:|---:|---:|---:|---:|---:|",

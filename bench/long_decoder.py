@@ -100,8 +100,8 @@ def table(rows: list[dict]) -> str:
         "# Long texts through decoders",
         "",
         "The adjoint engine on decoders of random weights in float32, by `bench/long_decoder.py`: one explanation, "
-        "with the layer check and the model's own run, in seconds and in forward passes of the model, as measured and as "
-        "`plan` foretells; the peak of the process above what it held before, and that of the plan.",
+        "with the layer check and the model's own run, in seconds and in forward passes of the model, as measured and "
+        "as `plan` foretells; the peak of the process above what it held before, and that of the plan.",
         "",
         "| shape | tokens | targets | forward, s | explained, s | passes | planned | for each target | peak, GiB "
         "| planned | gap |",

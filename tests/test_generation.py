@@ -213,6 +213,37 @@ def test_a_prompt_of_one_token_and_an_answer_of_one_token(explainers):
             assert found.totals.item() == pytest.approx(own_logits(explainer, ids)[0, 80].item(), abs=EXACT)
 
 
+def test_what_cannot_be_written_is_refused_by_name(explainers, monkeypatch):
+    from transformers import GenerationConfig
+
+    explainer = explainers["llama"]
+    with pytest.raises(OptionError, match=r"seed=3, and generate=2 draws nothing: leave it out"):
+        explainer.explain(PROMPT, generate=2, seed=3)
+    for seed in (2**70, -1, True, 1.5):
+        with pytest.raises(OptionError, match=r"use a whole number from 0 to 2\*\*63 - 1"):
+            explainer.explain(PROMPT, generate=GenerationConfig(max_new_tokens=2, do_sample=True), seed=seed)
+    for config in (
+        GenerationConfig(max_length=3),  # shorter than the prompt
+        GenerationConfig(max_new_tokens=2, do_sample=True, temperature=0.0),
+    ):
+        with pytest.raises(OptionError, match=r"generate=GenerationConfig .* is not what transformers takes"):
+            explainer.explain(PROMPT, generate=config)
+
+
+def test_nothing_is_written_far_beyond_the_positions(explainers, monkeypatch):
+    explainer, steps = explainers["llama"], []
+    forward = type(explainer.model).forward
+
+    def counted(self, *args, **kwargs):
+        steps.append(1)
+        return forward(self, *args, **kwargs)
+
+    monkeypatch.setattr(type(explainer.model), "forward", counted)
+    with pytest.raises(InputError, match="has 65 tokens with its output, and the model has positions for 64"):
+        explainer.explain(PROMPT, generate=10**6)
+    assert len(steps) < 70
+
+
 def test_padding_that_is_the_end_of_text_is_dropped(explainers):
     tokenizer = byte_level()
     assert tokenizer.pad_token_id == tokenizer.eos_token_id
