@@ -34,6 +34,7 @@ from causal_methods import (
     log_probabilities,
     occlusion,
 )
+from gate_rules import with_rule
 from torch import nn
 
 from decompx_fast import DecompX
@@ -61,6 +62,8 @@ DEFAULT = "DecompX, value"
 METHODS: dict[str, tuple[Scores, bool, str]] = {
     DEFAULT: (decompx(gate="value"), True, "nothing"),
     "DecompX, half": (decompx(gate="half"), True, "nothing"),
+    "DecompX, gate alone": (with_rule(0.0), True, "nothing"),
+    "DecompX, path": (with_rule("path"), True, "nothing"),
     "DecompX, value, less the mean": (decompx(gate="value"), True, "mean"),
     "DecompX, half, less the mean": (decompx(gate="half"), True, "mean"),
     "AttnLRP": (attn_lrp, True, "nothing"),
