@@ -56,12 +56,12 @@ TOGETHER = 8
 PERCENTS = (10, 25, 50)
 SEED = 0
 
-DEFAULT = "DecompX, value"
+DEFAULT = "DecompX, half"
 
 #: How each is computed, whether its scores are signed, and what of the output it explains.
 METHODS: dict[str, tuple[Scores, bool, str]] = {
-    DEFAULT: (decompx(gate="value"), True, "nothing"),
-    "DecompX, half": (decompx(gate="half"), True, "nothing"),
+    DEFAULT: (decompx(gate="half"), True, "nothing"),
+    "DecompX, value": (decompx(gate="value"), True, "nothing"),
     "DecompX, gate alone": (with_rule(0.0), True, "nothing"),
     "DecompX, path": (with_rule("path"), True, "nothing"),
     "DecompX, value, less the mean": (decompx(gate="value"), True, "mean"),

@@ -143,11 +143,11 @@ _OTHERS: dict[str, Scores] = {
     "occlusion": occlusion,
 }
 METHODS: dict[str, dict[str, Scores]] = {
-    "Llama": {DEFAULT: decompx(), "DecompX, gate half": decompx(gate="half"), **_OTHERS},
+    "Llama": {DEFAULT: decompx(), "DecompX, gate value": decompx(gate="value"), **_OTHERS},
     "Qwen2": {
         DEFAULT: decompx(),
         "DecompX, no bias": decompx(bias="none"),
-        "DecompX, gate half": decompx(gate="half"),
+        "DecompX, gate value": decompx(gate="value"),
         **_OTHERS,
     },
     "BERT": {DEFAULT: decompx(), "DecompX, no bias": decompx(bias="none"), **_OTHERS},
