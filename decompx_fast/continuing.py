@@ -44,8 +44,8 @@ class Continuation:
             raise OptionError("continuation= says what follows and generate= lets the model write it: give one of them")
         if seed is not None and generate is None:
             raise OptionError(f"seed={seed!r} is of what the model draws: give generate= a configuration that samples")
-        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
-            raise OptionError(f"seed={seed!r}: use a whole number")
+        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63):
+            raise OptionError(f"seed={seed!r}: use a whole number from 0 to 2**63 - 1")
         if generate is not None:
             greedy_or_given(unwrap(self.explainer.model), generate)
         if given is not None and not self.single and (isinstance(given, str) or not hasattr(given, "__iter__")):
@@ -88,7 +88,8 @@ class Continuation:
         if self.question.generate is not None:
             e = self.explainer
             tokens = prompt.inputs["input_ids"].to(e.device)
-            ids, about = write(unwrap(e.model), e.copies, tokens, self.question.generate, self.question.seed)
+            room = None if self.positions is None else self.positions + 1 - (1 if self.anew else len(prompt))
+            ids, about = write(unwrap(e.model), e.copies, tokens, self.question.generate, self.question.seed, room)
             if not ids:
                 raise InputError(f"the model wrote nothing after {where}: let it write at least one token")
             return self._joined(replace(prompt, about={**prompt.about, **about}), ids, where)

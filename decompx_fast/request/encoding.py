@@ -296,7 +296,7 @@ class Reader:
         words, missing = len(special) - sum(special), sum(unknown)
         if missing:
             about["unknown_tokens"] = missing
-        if missing >= MANY_UNKNOWN * words:
+        if missing and missing >= MANY_UNKNOWN * words:
             self.notices.unknown.add(where, f"{missing} of {words} tokens")
         return about
 
