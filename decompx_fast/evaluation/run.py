@@ -10,7 +10,6 @@ import pickle
 import platform
 import re
 import sys
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import __version__
-from ..errors import InputError, OptionError
+from ..errors import InputError, OptionError, warn_user
 from ..explainer import DecompX
 from ..optional import import_optional
 from ..request.encoding import Encoded
@@ -101,6 +100,7 @@ def evaluate(
     for name in ("pyarrow", "pyarrow.parquet", "matplotlib"):
         import_optional(name, "the evaluation of faithfulness")
     explainer = _load(model, device, workers)
+    classifier = Classifier(explainer)
     dataset = read_dataset(
         data,
         explainer.labels,
@@ -110,7 +110,7 @@ def evaluate(
         label_map=label_map,
         limit=limit,
     )
-    encoded = Classifier(explainer).encode(dataset.texts, truncate=truncate, places=dataset.places)
+    encoded = classifier.encode(dataset.texts, truncate=truncate, places=dataset.places)
     groups = _equal_inputs(encoded, dataset)
     wanted = _check_metrics(wanted, dataset, len(np.unique(groups)))
     task = Task(
@@ -218,11 +218,10 @@ def _equal_inputs(encoded: Sequence[Encoded], dataset: Dataset) -> NDArray[np.in
     repeated = [place for place, group in enumerate(groups) if place != group]
     if repeated:
         place = repeated[0]
-        warnings.warn(
+        warn_user(
             f"{len(repeated)} of {len(groups)} texts repeat an earlier one as the model reads them ("
             f"{dataset.places[place]} is equal to {dataset.places[groups[place]]}): equal texts are put in one fold "
-            "and resampled together",
-            stacklevel=3,
+            "and resampled together"
         )
     return np.array(groups, dtype=np.int64)
 
