@@ -99,8 +99,9 @@ def test_after_any_change_scores_are_those_of_a_new_explainer(change, engine):
     before = explainer(IDS)
     change(explainer.model)
     found, expected = explainer(IDS), DecompX(explainer.model, engine=engine, bias="none")(IDS)
-    assert found.scores.dtype == expected.scores.dtype and torch.equal(found.scores, expected.scores)
-    assert not torch.equal(found.scores, before.scores)
+    rounding = 1e-4 if expected.scores.dtype == torch.float32 else 1e-10  # of layers recorded and computed from weights
+    torch.testing.assert_close(found.scores, expected.scores, rtol=rounding, atol=rounding)
+    assert found.scores.dtype != before.scores.dtype or (found.scores - before.scores).abs().max() > 1e-3
 
 
 def change_attention(model):
