@@ -21,16 +21,20 @@ from .explained_model import ExplainedModel
 from .job import COLUMNS_RECKONED, Job
 from .linearize.linearization import specification
 from .linearize.spec import ModelSpec
+from .models.tasks import WRITES_ANEW, WRITES_ON
 from .request.batching import stream
+from .request.decoding import with_text_again
 from .request.encoding import Reader
 from .request.naming import with_ids
 from .request.pictures import PictureReader
+from .request.sounds import SoundReader
 from .request.sources import check_unit, with_sources
 from .request.targets import resolve_targets
 from .request.tasks import check_question, position_task
 from .request.tasks.columns import Question
 from .result.explanation import Explanation
 from .result.failure import Failure
+from .windowing import LongContexts
 
 #: What becomes of an input that cannot be explained.
 OnError = Literal["raise", "skip"]
@@ -80,9 +84,11 @@ class Call(Question):
         spec = specification(explainer.model, explainer.copies)
         asker = self._asker(explainer, spec.classes)
         job = self._job(explainer, config, spec, asker)
-        encoded, single = self._read(explainer, spec, texts)
+        encoded, single = self._read(explainer, spec, texts, asker)
         if asker is not None:
             encoded = asker.checked(encoded, skip=self.skip)
+        if spec.shifted is not None:
+            encoded = with_text_again(encoded, spec.shifted, explainer.tokenizer)
         results = stream(
             job.run_or_fail if self.skip else job.run,
             with_sources(encoded, self.sources, skip=self.skip),
@@ -121,22 +127,31 @@ class Call(Question):
             asker=asker,
         )
 
-    def _read(self, explainer: ExplainedModel, spec: ModelSpec, texts: Any) -> tuple[Iterator[Any], bool]:
+    def _read(
+        self, explainer: ExplainedModel, spec: ModelSpec, texts: Any, asker: Asker | None
+    ) -> tuple[Iterator[Any], bool]:
         """The inputs as the model takes them, each with its name and what follows it; and whether there is one."""
-        limits, goes_on = spec.limits, explainer.task == "text-generation"
+        limits, goes_on = spec.limits, explainer.task == WRITES_ON
         if goes_on and self.truncate:
             raise OptionError(
                 "truncate=True cuts a text at its end, where a language model goes on: shorten the prompt at its "
                 "beginning instead"
             )
-        reader: Reader | PictureReader
-        if limits.picture is not None:
+        windowed = None
+        if asker is not None and explainer.task == "question-answering":
+            windowed = LongContexts(explainer, asker, limits.positions, self.truncate)
+        reader: Reader | PictureReader | SoundReader
+        if limits.picture is not None or limits.sound is not None:
             refuse_of_texts(truncate=self.truncate, is_split_into_words=self.is_split_into_words)
+        if limits.sound is not None:
+            reader = SoundReader(explainer.tokenizer, limits.sound, skip=self.skip)
+        elif limits.picture is not None:
             reader = PictureReader(explainer.tokenizer, limits.picture, skip=self.skip)
         else:
             reader = Reader(
                 explainer.tokenizer,
-                None if goes_on else limits.positions,  # those of a prompt and its output are counted together
+                # A prompt and its output are counted together, a context in windows.
+                None if goes_on or (windowed is not None and not self.truncate) else limits.positions,
                 sizes=limits.sizes,
                 truncate=self.truncate,
                 skip=self.skip,
@@ -147,9 +162,11 @@ class Call(Question):
         encoded, single = reader.read(texts)
         if self.ids is not None:
             encoded = with_ids(encoded, [self.ids] if single else self.ids)
-        if goes_on:
+        if goes_on or explainer.task == WRITES_ANEW:
             continuation = Continuation(explainer, self, limits.positions, spec.classes, single)
             encoded = continuation.follow(encoded, skip=self.skip)
+        if windowed is not None:
+            encoded = windowed.follow(encoded, skip=self.skip)
         return encoded, single
 
 

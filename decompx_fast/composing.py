@@ -12,9 +12,10 @@ import torch
 from .config import DecompXConfig
 from .engines.attribution import Attribution
 from .explained_model import ExplainedModel
-from .linearize.linearization import HuggingFaceLinearization, unwrap
+from .linearize.architectures import unwrap
+from .linearize.linearization import HuggingFaceLinearization
 from .request.encoded import Encoded
-from .request.sources import Sources
+from .request.sources import Sources, blocks_of
 from .result.explanation import Explanation
 from .result.kinds import Site
 
@@ -50,13 +51,13 @@ def source_fields(encoded: Encoded, sources: Sources | None) -> dict[str, Any]:
             "spans": (None,) * len(names),
             "texts": (),
             "special": tuple(k in special for k in range(len(names))),
-            "source_unit": "patch" if sources is None else sources.unit,
+            "source_unit": encoded.unit if sources is None else sources.unit,
             "picture": picture if sources is None else picture.regrouped(sources.ids),
         }
     if sources is None:
         return {
             "tokens": encoded.tokens,
-            "token_ids": tuple(encoded.inputs["input_ids"].tolist()),
+            "token_ids": tuple(encoded.ids),
             "spans": encoded.spans,
             "texts": encoded.texts,
             "special": encoded.special,
@@ -118,8 +119,7 @@ class Computed:
     def explanation(self, n: int, encoded: Encoded, sources: Sources | None) -> Explanation:
         """Of input ``n`` of the batch."""
         config, attribution, answers = self.config, self.attribution, self.answers[n]
-        own = slice(0, len(answers.names))
-        values: Sequence[torch.Tensor]  # a batch may have more columns than this input
+        own = slice(0, len(answers.names))  # a batch may have more columns than this input
         scores = attribution.scores[n, :, own].cpu()
         bias_token = None if attribution.bias_token is None else attribution.bias_token[n, own].cpu()
         target_logits = answers.values
@@ -133,16 +133,6 @@ class Computed:
             error = attribution.gap[n].item()
         if config.bias == "bias_token" and not config.head:
             scores, bias_token = scores[:-1], scores[-1]
-        sites = None
-        if attribution.sites is not None:
-            values = () if self._sites is None else self._sites[n, :, own].unbind()
-            sites = tuple(
-                Site(s.layer, s.place, value.clone()) for s, value in zip(attribution.sites, values, strict=True)
-            )
-        shares: Mapping[str, torch.Tensor] = {}
-        if self._shares is not None:
-            values = self._shares[n, ..., own].unbind()
-            shares = {name: value.clone() for name, value in zip(attribution.components, values, strict=True)}
         return Explanation(
             **source_fields(encoded, sources),
             scores=scores,
@@ -159,14 +149,27 @@ class Computed:
             engine=self.engine,  # type: ignore[arg-type]
             time_s=self.seconds,
             stages={name: value[n].cpu() for name, value in attribution.stages.items()},
-            bias_sites=sites,
-            component_shares=shares,
-            metadata=self._metadata(encoded),
+            bias_sites=self._sites_of(n, own),
+            component_shares=self._shares_of(n, own),
+            metadata=self._metadata(encoded) | blocks_of(encoded, sources),
             task=self.explainer.task,
             **answers.said,
         )
 
-    def _metadata(self, encoded: Encoded) -> Mapping[str, Any]:
+    def _sites_of(self, n: int, own: slice) -> tuple[Site, ...] | None:
+        sites = self.attribution.sites
+        if self._sites is None:
+            return None if sites is None else ()
+        named = zip(sites or (), self._sites[n, :, own].unbind(), strict=True)
+        return tuple(Site(site.layer, site.place, value.clone()) for site, value in named)
+
+    def _shares_of(self, n: int, own: slice) -> dict[str, torch.Tensor]:
+        if self._shares is None:
+            return {}
+        named = zip(self.attribution.components, self._shares[n, ..., own].unbind(), strict=True)
+        return {name: value.clone() for name, value in named}
+
+    def _metadata(self, encoded: Encoded) -> dict[str, Any]:
         model = unwrap(self.explainer.model)
         return {
             "model": self.explainer.name or getattr(model.config, "name_or_path", "") or type(model).__name__,

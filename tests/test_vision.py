@@ -60,7 +60,7 @@ SHAPES = [(22, 13), (8, 32), (5, 7)]
 @pytest.mark.parametrize("case", [case for case in CASES if case not in OF_ONE_SIZE])
 def test_pictures_of_other_shapes_are_complete(case, size):
     model, given = classifier(case, seed=1), inputs(case, 2, size)
-    asks = not case.startswith(("dinov2", "beit"))
+    asks = not case.startswith(("dinov2", "beit", "data2vec"))
     truth = own_logits(model, given, **({"interpolate_pos_encoding": True} if asks else {}))
     linearization = linearize(model, given)
     for engine, rule in ((reference, "absdot"), (forward, "absdot"), (adjoint, "equal")):
@@ -82,7 +82,7 @@ def test_all_layers_are_recorded(case):
 
 @pytest.mark.parametrize("case", CASES)
 def test_weights_are_not_copied_but_for_what_a_scale_is_folded_into(case):
-    scaled = case.startswith("dinov2") or case in ("beit", "beit_absolute")
+    scaled = case.startswith("dinov2") or case in ("beit", "beit_absolute", "data2vec")
     folded = ("w_out", "b_out") if scaled else ()
     weights_are_views(classifier(case), inputs(case), [name for name in WEIGHTS if name not in folded])
 

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import InputError, UnsupportedModelError
-from ...linearize.linearization import TOLERANCE, only_device, unwrap
+from ...linearize.architectures import unwrap
+from ...linearize.linearization import TOLERANCE, only_device
 from ...linearize.model_run import undisturbed
 from ...request.encoded import Encoded
 
