@@ -202,6 +202,11 @@ def test_too_long_texts_and_outputs_are_refused_or_cut():
         ({"continuation": [999], "texts": TEXT}, "holds the token 999"),
         ({"continuation": "a", "generate": 2, "texts": TEXT}, "give one of them"),
         ({"texts": ("a", "b")}, "is a pair of texts"),
+        (
+            {"texts": {"input_ids": [[9, 1]], "decoder_input_ids": [[1]]}},
+            "what the decoder reads is given by continuation",
+        ),
+        ({"texts": {"input_ids": [[9, 1]], "position_ids": [[0, 1]]}}, "a model with a decoder does not take"),
     ],
 )
 def test_what_cannot_be_asked_is_refused(arguments, message):

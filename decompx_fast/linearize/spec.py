@@ -378,6 +378,10 @@ def _check_convolutions(layer: LayerSpec, index: int) -> None:
 def _check_memory(layer: LayerSpec, index: int, encoder_layers: int) -> None:
     """What engines rely on: a decoder's layer begins with an attention to all before, so that what has reached a
     position are the encoder's tokens and all of the decoder's up to it; a cross attention is alone in its sublayer."""
+    if encoder_layers and any(isinstance(op, AttentionSpec) and op.hubs for part in layer for op in part.ops):
+        raise ValueError(
+            f"layer {index} of an encoder-decoder has an attention with hubs, whose reach is not described"
+        )
     crossing = [part for part in layer if any(isinstance(op, AttentionSpec) and op.memory for op in part.ops)]
     if not crossing:
         return
