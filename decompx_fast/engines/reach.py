@@ -61,8 +61,15 @@ class Reach:
         return replace(self, first=self.first.amin().expand_as(self.first), last=self.last.amax().expand_as(self.last))
 
     def after(self, op: Attention) -> Reach | None:
-        """What is reached after an attention; after one to an encoder all of its tokens are."""
+        """What reaches the positions after an attention; after one to an encoder all of its tokens do."""
         return self.through(op.pattern) if op.memory is None else replace(self, first=torch.zeros_like(self.first))
+
+    def within(self, op: Attention) -> Reach | None:
+        """What reaches that which an attention gives, before it is added: of one to an encoder its tokens alone."""
+        found = self.after(op)
+        if op.memory is None or found is None:
+            return found
+        return replace(found, last=torch.full_like(found.last, op.memory.shape[1] - 1))
 
     @classmethod
     def around(cls, n: int, radius: int, device: torch.device) -> Reach:

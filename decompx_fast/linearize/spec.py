@@ -387,8 +387,9 @@ def _check_memory(layer: LayerSpec, index: int, encoder_layers: int) -> None:
         return
     first = layer[0].ops[0]
     plain = isinstance(first, AttentionSpec) and first.causal and first.window is None and not first.memory
-    if index < encoder_layers or not encoder_layers or not plain or any(len(part.ops) > 1 for part in crossing):
+    alone = all(len(part.ops) == 1 and part.out_norm is None for part in crossing)
+    if index < encoder_layers or not encoder_layers or not plain or not alone:
         raise ValueError(
             f"layer {index} has a cross attention: it must be a layer after those of an encoder, which begins with a "
-            "causal attention without a window, and the only operation of its sublayer"
+            "causal attention without a window, and the only operation of its sublayer, without out_norm"
         )
