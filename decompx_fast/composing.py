@@ -50,7 +50,7 @@ def source_fields(encoded: Encoded, sources: Sources | None) -> dict[str, Any]:
             "spans": (None,) * len(names),
             "texts": (),
             "special": tuple(k in special for k in range(len(names))),
-            "source_unit": "patch" if sources is None else sources.unit,
+            "source_unit": encoded.unit if sources is None else sources.unit,
             "picture": picture if sources is None else picture.regrouped(sources.ids),
         }
     if sources is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from .errors import InputError, OptionError, shown
@@ -16,7 +17,7 @@ from .request.encoded import Encoded
 from .request.forms import is_ids, whole_numbers
 from .request.output import ids_of_text, with_output
 from .request.tasks.columns import Question
-from .result.failure import OF_AN_INPUT, Failure
+from .result.failure import Failure, attempt
 
 
 @dataclass(frozen=True)
@@ -44,8 +45,8 @@ class Continuation:
             raise OptionError("continuation= says what follows and generate= lets the model write it: give one of them")
         if seed is not None and generate is None:
             raise OptionError(f"seed={seed!r} is of what the model draws: give generate= a configuration that samples")
-        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
-            raise OptionError(f"seed={seed!r}: use a whole number")
+        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63):
+            raise OptionError(f"seed={seed!r}: use a whole number from 0 to 2**63 - 1")
         if generate is not None:
             greedy_or_given(unwrap(self.explainer.model), generate)
         if given is not None and not self.single and (isinstance(given, str) or not hasattr(given, "__iter__")):
@@ -66,15 +67,10 @@ class Continuation:
                 one = next(given, None)
                 if one is None:
                     raise InputError("continuation holds fewer outputs than there are prompts: give one for each")
-            found: Encoded | Failure = prompt
-            if not isinstance(prompt, Failure):
-                try:
-                    found = self._followed(prompt, one)
-                except OF_AN_INPUT as error:
-                    if not skip:
-                        raise
-                    found = Failure.of(prompt.number, error)
-            yield found
+            if isinstance(prompt, Failure):
+                yield prompt
+            else:
+                yield attempt(partial(self._followed, prompt, one), prompt.number, skip=skip)
         if given is not None and next(given, None) is not None:
             raise InputError("continuation holds more outputs than there are prompts: give one for each")
 
@@ -88,7 +84,8 @@ class Continuation:
         if self.question.generate is not None:
             e = self.explainer
             tokens = prompt.inputs["input_ids"].to(e.device)
-            ids, about = write(unwrap(e.model), e.copies, tokens, self.question.generate, self.question.seed)
+            room = None if self.positions is None else self.positions + 1 - (1 if self.anew else len(prompt))
+            ids, about = write(unwrap(e.model), e.copies, tokens, self.question.generate, self.question.seed, room)
             if not ids:
                 raise InputError(f"the model wrote nothing after {where}: let it write at least one token")
             return self._joined(replace(prompt, about={**prompt.about, **about}), ids, where)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,7 @@ from .request.tasks.columns import Question, check_count, index_of
 from .request.tasks.places import resolve_places
 from .request.tasks.question_answering import answer_limit, context_of
 from .request.windows import Window, in_window, windows
-from .result.failure import OF_AN_INPUT, Failure
+from .result.failure import Failure, attempt
 from .result.readings import Answer
 
 if TYPE_CHECKING:
@@ -91,12 +92,7 @@ class LongContexts:
         for one in inputs:
             found = one
             if not isinstance(one, Failure) and self.size is not None and len(one) > self.size:
-                try:
-                    found = self._window(one, self.size)
-                except OF_AN_INPUT as error:
-                    if not skip:
-                        raise
-                    found = Failure.of(one.number, error)
+                found = attempt(partial(self._window, one, self.size), one.number, skip=skip)
             yield found
 
     def _window(self, encoded: Encoded, size: int) -> Encoded:
@@ -166,11 +162,12 @@ class LongContexts:
             )
         place = {token: n for n, token in enumerate(kept[number])}
         own = tuple(tuple(place[token] for token in tokens) for tokens in places)
-        return in_window(encoded, kept[number], Window(number, len(kept), places=own))
+        return in_window(encoded, Window(number, len(kept), tuple(kept[number]), len(encoded), places=own))
 
     def _best(self, encoded: Encoded, kept: Sequence[Sequence[int]]) -> Encoded:
         """The window with the best answer of all."""
-        parts = [in_window(encoded, keep, Window(number, len(kept))) for number, keep in enumerate(kept)]
+        every = [Window(number, len(kept), tuple(keep), len(encoded)) for number, keep in enumerate(kept)]
+        parts = [in_window(encoded, window) for window in every]
         answers: list[Answer] = []
         for _, alike in groupby(parts, key=len):
             several = list(alike)
@@ -178,7 +175,7 @@ class LongContexts:
                 answers += self._answers(several[start : start + TOGETHER])
         best = max(range(len(parts)), key=lambda number: answers[number].score)
         least = min((one.no_answer_score for one in answers if one.no_answer_score is not None), default=None)
-        return in_window(encoded, kept[best], Window(best, len(kept), no_answer_score=least))
+        return in_window(encoded, replace(every[best], no_answer_score=least))
 
     def _answers(self, batch: Sequence[Encoded]) -> list[Answer]:
         """The best answer of each of several equally long windows."""

@@ -101,9 +101,16 @@ def test_a_head_has_to_be_named():
     assert DecompX(one, tokenizer, task="fill-mask").task == "fill-mask"
     refuses(
         *(DecompX, one, tokenizer),
-        match=("task='token-classification'", "BertForMaskedLM is for fill-mask", "leave it out"),
+        match=("task='token-classification'", "BertForMaskedLM has a head for fill-mask", "leave it out"),
         error=OptionError,
         task="ner",
+    )
+    refuses(
+        *(DecompX, transformers.BertModel(one.config), tokenizer),
+        match=("has no head", "load a model with such a head"),
+        error=OptionError,
+        task="ner",
+        pooling="mean",
     )
     refuses(
         *(DecompX, made("MobileBert"), tokenizer),

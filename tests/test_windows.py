@@ -13,6 +13,7 @@ import task_models
 import torch
 from refusals import refuses
 from rich.console import Console
+from transformers import RobertaConfig, RobertaForQuestionAnswering
 
 from decompx_fast import DecompX, Explanation, Failure, Word
 from decompx_fast.errors import OptionError
@@ -38,13 +39,13 @@ def readers() -> list[DecompX]:
     return [DecompX(task_models.model("question-answering", seed=seed), tokenizer) for seed in (3, 4, 5)]
 
 
-def by_hand(model, question, context, *, size=SIZE, stride, limit=15):
+def by_hand(model, question, context, *, size=SIZE, stride, limit=15, tokenizer=None):
     """The windows of transformers' tokenizer, each answered by the model itself, by the rule of its pipeline.
 
     Returns:
         Number, ids, text, score and no-answer score of the best, how many windows there are.
     """
-    encoding = models.word_piece()(
+    encoding = (tokenizer or models.word_piece())(
         question,
         context,
         truncation="only_second",
@@ -55,8 +56,11 @@ def by_hand(model, question, context, *, size=SIZE, stride, limit=15):
     )
     found = []
     for n, ids in enumerate(encoding["input_ids"]):
+        given = {
+            name: torch.tensor([encoding[name][n]]) for name in ("input_ids", "token_type_ids") if name in encoding
+        }
         with torch.no_grad():
-            out = model(input_ids=torch.tensor([ids]), token_type_ids=torch.tensor([encoding["token_type_ids"][n]]))
+            out = model(**given)
         values = np.stack([out.start_logits[0].numpy(), out.end_logits[0].numpy()], axis=1)
         inside = [i for i, segment in enumerate(encoding.sequence_ids(n)) if segment == 1]
         share = np.exp(values) / np.exp(values[[0, *inside]]).sum(0)
@@ -87,6 +91,34 @@ def test_the_best_answer_of_all_windows_is_explained(readers, stride, size):
         assert answer.no_answer_score == pytest.approx(nothing, rel=1e-9)
         assert found.completeness_error < EXACT
         assert (found.totals - found.target_logits).abs().max() < EXACT
+
+
+@pytest.mark.parametrize("seed", [3, 4, 5])
+def test_windows_of_a_byte_level_model(seed):
+    """With two separators between the texts, spaces in the tokens, and positions that begin after the padding's."""
+    tokenizer = models.byte_pair()
+    config = RobertaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=24,
+        max_position_embeddings=102,
+        pad_token_id=1,
+        bos_token_id=0,
+        eos_token_id=2,
+    )
+    model = models.randomized(RobertaForQuestionAnswering(config).eval().double(), seed)
+    question, context = "Why?", CONTEXT
+    found = DecompX(model, tokenizer)((question, context), doc_stride=20)
+    number, ids, text, score, nothing, count = by_hand(
+        model, question, context, size=100, stride=20, tokenizer=tokenizer
+    )
+    assert (found.metadata["window"], found.metadata["windows"]) == (number, count) and count > 2
+    assert [*found.token_ids] == ids and found.completeness_error < EXACT
+    assert found.answer.text == text.strip()
+    assert found.answer.score == pytest.approx(score, rel=1e-9)
+    assert found.answer.no_answer_score == pytest.approx(nothing, rel=1e-9)
 
 
 def test_windows_share_so_much_that_no_answer_is_lost(readers):
@@ -145,6 +177,23 @@ def test_words_and_sentences_are_sources_of_a_window(readers):
     assert len(words) <= len(tokens) <= SIZE
     assert (words.totals - tokens.totals).abs().max() < EXACT
     assert len(readers[0]((QUESTION, CONTEXT), sources="sentence")) < 10
+
+
+def test_groups_of_all_tokens_are_those_of_the_window(readers):
+    reader, pair = readers[0], (QUESTION, CONTEXT)
+    whole = models.word_piece()(*pair)["input_ids"]
+    found = reader(pair, sources=[n // 5 for n in range(len(whole))])
+    plain = reader(pair)
+    start = plain.metadata["window"] * (SIZE - 10 - 15)
+    kept = [*range(9), *range(9 + start, 9 + start + len(plain) - 10), len(whole) - 1]
+    assert [whole[n] for n in kept] == [*plain.token_ids]
+    groups = dict.fromkeys(n // 5 for n in kept)
+    expected = [[n for n, token in enumerate(kept) if token // 5 == group] for group in groups]
+    assert len(found) == len(expected)
+    assert (found.totals - plain.totals).abs().max() < EXACT
+    window = reader(pair, sources=[kept[n] // 5 for n in range(len(kept))])
+    assert torch.equal(found.scores, window.scores)
+    refuses(reader, pair, sources=[0, 1], match=("2 group ids", f"{len(whole)} of all windows together"))
 
 
 def places(context: str, part: str) -> tuple[int, int, int]:

@@ -78,7 +78,7 @@ class Classifier:
     def encode(
         self, texts: Sequence[str | tuple[str, str]], *, truncate: bool = False, places: Sequence[str] | None = None
     ) -> list[Encoded]:
-        """Texts or pairs as the model takes them.
+        """Texts or pairs as the model takes them; warns of what was cut, and of a tokenizer that knows few of them.
 
         Args:
             texts: them.
@@ -91,7 +91,9 @@ class Classifier:
         limits = input_limits(self.model)
         reader = Reader(self.explainer.tokenizer, limits.positions, sizes=limits.sizes, truncate=truncate)
         named = zip(texts, places or (f"input {n}" for n in range(len(texts))), strict=True)
-        return [reader.read_one(text, place) for text, place in named]
+        found = [reader.read_one(text, place) for text, place in named]
+        reader.notices.say()
+        return found
 
     def predict(self, inputs: Sequence[Inputs]) -> Predictions:
         """Run the classifier on inputs of any lengths, equally long ones together, and :data:`FEWEST` at the least.

@@ -145,6 +145,8 @@ class _Listener:
         if 0 <= done < len(expected) and expected[done] is not module:
             return
         state = output[0] if isinstance(output, tuple) else output
+        if isinstance(state, Tensor) and state.ndim == 2:  # of a pooling, which gives each position the same
+            state = state.unsqueeze(1).expand_as(self.states[-1])
         state = self._cut(state)
         self.states.append(state.clone() if self._spec.in_place else state)
         if self._record is not None and 0 <= done < len(self.contexts):

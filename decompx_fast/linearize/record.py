@@ -202,6 +202,8 @@ class Record:
         layer = linearize_layer(self._layers[index], index, x.detach(), context, steps)
         if layer.output.shape != state.shape:
             return
+        if not steps.sketches:  # it multiplies nothing, so that nothing of it is known already
+            return
         # All products of the layer at once: what takes time here is the number of operations, not their size.
         gap = torch.maximum(_product_gap(steps.sketches), row_gap(layer.output, state)).item()
         self._last_mark = _Mark(state, state._version, _sketch(state))

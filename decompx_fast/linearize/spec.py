@@ -157,7 +157,8 @@ class ConvolutionSpec:
     """``act(conv(e) + b)`` over the embedding ``e``, not over the state that it is added to.
 
     Attributes:
-        weight: ``[d_out, d_in / groups, t]`` with an odd number of taps ``t``; the ends are padded with zeros.
+        weight: ``[d_out, d_in / groups, t]`` of ``t`` taps, of which ``t // 2`` are before a position; beyond the ends
+            are zeros.
         bias: ``[d_out]`` or ``None``.
         groups: how many parts of the hidden state are convolved apart.
         activation: a name.
@@ -187,6 +188,7 @@ OpSpec = AttentionSpec | FeedForwardSpec | ConvolutionSpec | RoutedSpec | StateM
 class SublayerSpec:
     """``x <- post_norm(x + out_norm(sum_op op(pre_norm(x))))``; a convolution stands alone, in the first layer, and so
     does a map to or from a narrower state, of which there is one at the start and one at the end of a layer, if any.
+    Without one at the end the state goes on as the narrower one, which is then as wide.
 
     ``reads_wide`` is as for :class:`.layer.Sublayer`.
     """
@@ -235,6 +237,27 @@ class PictureLimits:
 
 
 @dataclass(frozen=True)
+class SoundLimits:
+    """How a model cuts sounds into frames of time, or into patches of time and frequency.
+
+    Attributes:
+        name: what it calls its input.
+        axes: of one input: ``time`` alone for samples, or ``time`` and ``mel`` of a spectrogram.
+        sizes: of these axes; ``None``: any.
+        special: the names of the positions before those of the frames.
+        step: by how much of frequency and of time one row and one column is away from the next.
+        grid: from the size of the axis ``time``, the rows of frequency and the columns of time.
+    """
+
+    name: str
+    axes: tuple[str, ...]
+    sizes: tuple[int | None, ...]
+    special: tuple[str, ...]
+    step: tuple[int, int]
+    grid: Callable[[int], tuple[int, int]]
+
+
+@dataclass(frozen=True)
 class InputLimits:
     """What inputs a model has embeddings for.
 
@@ -242,11 +265,15 @@ class InputLimits:
         positions: how many tokens it takes.
         sizes: of each input, the first number that is too large: ``{"input_ids": 30522, "token_type_ids": 2}``.
         picture: what pictures it takes; ``None``: it reads texts.
+        sound: what sounds it takes; ``None``: it reads something else.
+        padded: whether texts are padded to so many tokens, and the padding is attended as any other token is.
     """
 
     positions: int | None
     sizes: Mapping[str, int]
     picture: PictureLimits | None = None
+    sound: SoundLimits | None = None
+    padded: bool = False
 
 
 @dataclass(frozen=True)

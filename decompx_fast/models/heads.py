@@ -25,10 +25,10 @@ def one_head(model: nn.Module, task: str | None) -> nn.Module:
     name = two_heads_of(inner)
     if name is None:
         own = task_of_model(inner)
-        if task is not None and own is not None and task != own:
+        if task is not None and task != own:
+            head = "has no head" if own is None else f"has a head for {own}"
             raise OptionError(
-                f"task={task!r}, and the head of this {type(inner).__name__} is for {own}: leave it out, or load a "
-                "model with such a head"
+                f"task={task!r}, and this {type(inner).__name__} {head}: leave it out, or load a model with such a head"
             )
         return model
     if task not in TWO_HEADS:

@@ -87,7 +87,7 @@ def decoder_start(model: nn.Module, asked: Any = None) -> list[int]:
 
 
 def write(
-    model: nn.Module, copies: Copies, prompt: Tensor, asked: Any, seed: int | None
+    model: nn.Module, copies: Copies, prompt: Tensor, asked: Any, seed: int | None, room: int | None = None
 ) -> tuple[list[int], Mapping[str, Any]]:
     """What a model writes; the model and the caller's random numbers are left as they were.
 
@@ -97,21 +97,35 @@ def write(
         prompt: ``[i]`` token ids, where the model is; of an encoder-decoder what its encoder reads.
         asked: as for :func:`greedy_or_given`.
         seed: of what is drawn; ``None`` draws one too.
+        room: how many tokens the model has positions for. Of a number of tokens that is larger, one more is written.
 
     Returns:
         ``(ids, about)``: of the tokens written, and how they were, as plain JSON, with the seed if any was used.
+
+    Raises:
+        OptionError: for what transformers does not take, and for a seed where nothing is drawn.
     """
     config, device = greedy_or_given(model, asked), prompt.device
     about: dict[str, Any] = {"generate": asked if isinstance(asked, int) else _plain(config)}
+    if seed is not None and not config.do_sample:
+        raise OptionError(
+            f"seed={seed}, and generate={shown(asked)} draws nothing: leave it out, or give a GenerationConfig with "
+            "do_sample=True"
+        )
+    if room is not None and config.max_new_tokens is not None:
+        config.max_new_tokens = min(config.max_new_tokens, room + 1)
     ids = prompt[None]
     with plain_mode(device), torch.random.fork_rng([device] if device.type == "cuda" else []):
         if config.do_sample:
             about["seed"] = secrets.randbits(31) if seed is None else seed
             torch.manual_seed(about["seed"])
         with undisturbed(model, copies) as copy:
-            found: Tensor = copy.generate(  # type: ignore[operator]
-                ids, attention_mask=torch.ones_like(ids), generation_config=config
-            )
+            try:
+                found: Tensor = copy.generate(  # type: ignore[operator]
+                    ids, attention_mask=torch.ones_like(ids), generation_config=config
+                )
+            except ValueError as error:
+                raise OptionError(f"generate={shown(asked)} is not what transformers takes: {error}") from error
     anew = model.config.is_encoder_decoder  # type: ignore[union-attr]
     before = len(decoder_start(model, asked)) if anew else len(prompt)
     return found[0, before:].tolist(), about

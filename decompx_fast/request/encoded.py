@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -28,7 +28,9 @@ class Encoded:
             spaces.
         words: for each token, the number of its word among those that were split before, or that the tokenizer tells
             of an encoding; ``None`` for a special token. ``None``: words are found in the text.
-        picture: what a model of pictures sees; ``None`` for a text.
+        picture: what a model of pictures sees, or a sound as a picture; ``None`` for a text.
+        unit: what one position is.
+        seconds: of a sound, how long a column of the picture is, if that is known.
         continues: of language models, the ids of the output that is explained, from the token that follows the prompt;
             all but the last of them are in ``inputs`` too. Empty: what the model says next.
         encoder: of a model with a decoder beside its encoder, how many tokens the encoder reads (``input_ids``); the
@@ -48,6 +50,8 @@ class Encoded:
     about: Mapping[str, Any] = field(default_factory=dict)
     words: tuple[int | None, ...] | None = None
     picture: Picture | None = None
+    unit: Literal["token", "patch", "frame"] = "token"
+    seconds: float | None = None
     continues: tuple[int, ...] = ()
     encoder: int | None = None
     reads_again: bool = False

@@ -6,7 +6,6 @@ Source: the windows of transformers' question-answering pipeline (``doc_stride``
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -23,12 +22,16 @@ class Window:
     Attributes:
         number: from 0.
         count: how many windows there are.
+        tokens: which tokens of the whole input it has.
+        length: how many tokens that has.
         no_answer_score: the least of all windows, as any of them may hold the answer; ``None``: not looked at.
         places: the tokens of this window that ``at=`` names; ``None``: it names none.
     """
 
     number: int
     count: int
+    tokens: tuple[int, ...]
+    length: int
     no_answer_score: float | None = None
     places: tuple[tuple[int, ...], ...] | None = None
 
@@ -50,8 +53,9 @@ def windows(context: range, length: int, size: int, overlap: int) -> list[list[i
     return [[*before, *context[start : start + room], *after] for start in starts]
 
 
-def in_window(encoded: Encoded, keep: Sequence[int], window: Window) -> Encoded:
-    """These tokens of an input, as an input."""
+def in_window(encoded: Encoded, window: Window) -> Encoded:
+    """The tokens of a window, as an input."""
+    keep = window.tokens
     return replace(
         encoded,
         inputs=taken(encoded.inputs, keep),

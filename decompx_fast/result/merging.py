@@ -11,6 +11,7 @@ import torch
 
 from ..errors import InputError
 from .blocks import ENCODER_SOURCES, encoder_sources
+from .display import plural
 from .explanation import Explanation
 from .kinds import Target
 from .pair import PairExplanation, PairSide
@@ -28,7 +29,7 @@ def merge_words(explanation: Explanation) -> Explanation:
     if unit == "word":
         return explanation
     if unit != "token":
-        raise InputError(f"words() merges tokens, but the sources here are {unit}s: explain with tokens.")
+        raise InputError(f"words() merges tokens, but the sources here are {plural(unit)}: explain with tokens.")
     if not explanation.texts and explanation.word_ids is None:
         raise InputError("words() needs the text, but only token ids were given: explain the text itself.")
     if explanation.word_ids is None and not any(explanation.spans) and not all(explanation.special):
@@ -117,10 +118,12 @@ def merge_words_of_pair(pair: PairExplanation) -> PairExplanation:
 
 def _merged_side(side: PairSide, name: str) -> tuple[PairSide, torch.Tensor]:
     """A side with words as sources, and the word of each of its sources, ``[k]``."""
-    if side.source_unit in ("word", "text"):
+    if side.source_unit in ("word", "text") or side.picture is not None:
         return side, torch.arange(len(side))
     if side.source_unit != "token":
-        raise InputError(f"words() merges tokens, but the sources of {name} are {side.source_unit}s: explain tokens.")
+        raise InputError(
+            f"words() merges tokens, but the sources of {name} are {plural(side.source_unit)}: explain tokens."
+        )
     if not side.texts:
         raise InputError(f"words() needs the text of {name}, but only token ids were given: give the text itself.")
     if not any(side.spans) and not all(side.special):

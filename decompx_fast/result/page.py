@@ -22,19 +22,21 @@ from .display import (
     labels_with_blocks,
     layout_text,
     outcomes,
+    percent,
     plural,
     predicted_classes,
     printable,
     score_format,
     strength,
 )
-from .matrix import is_matrix
+from .matrix import UNREAD, is_matrix
 from .picture_view import picture_view
 
 if TYPE_CHECKING:
     from .explanation import Explanation
     from .kinds import Target
     from .pair import PairExplanation
+    from .readings import Prediction
 
 MAX_ALPHA = 0.6  # of the colour behind text, so that it stays readable on light and dark
 
@@ -158,8 +160,10 @@ def _html_view(explanation: Explanation, target: Target) -> dict[str, Any]:
     """What the templates show of one explanation: strings and numbers only."""
     column = explanation.column(target)
     scores: list[float] = explanation.scores[:, column].tolist()
-    largest = colour_scale(explanation, [column])
-    number = score_format(scores)
+    tabs = _tabs(explanation) if target is None and is_matrix(explanation) else []
+    shown = range(len(explanation.targets)) if tabs else [column]
+    largest, all_scores = colour_scale(explanation, shown), explanation.scores[:, list(shown)].flatten().tolist()
+    number, in_legend = score_format(scores), score_format(all_scores)
     labels = labels_with_blocks(explanation)
     totals = account(explanation, column)
     value, source_sum, bias = totals.written()
@@ -181,9 +185,10 @@ def _html_view(explanation: Explanation, target: Target) -> dict[str, Any]:
         "count": len(explanation),
         "has_text": bool(explanation.texts),
         "rows": _html_rows(explanation, scores, labels, largest, number),
-        "legend": [number(-largest), number(largest), number(min(scores)), number(max(scores))],
-        "special_is_cut": any(abs(score) > largest for score in scores if math.isfinite(score)),
-        "tabs": _tabs(explanation) if target is None and is_matrix(explanation) else [],
+        "legend": [in_legend(one) for one in (-largest, largest, min(all_scores), max(all_scores))],
+        "is_cut": any(abs(score) > largest for score in all_scores if math.isfinite(score)),
+        "cut": "the first token and special ones" if explanation.task == "text-generation" else "special tokens",
+        "tabs": tabs,
         "table": _html_table(explanation, column, labels),
         "made": _made_with(explanation),
     }
@@ -195,12 +200,12 @@ def _tabs(explanation: Explanation) -> list[dict[str, Any]]:
         return []
     largest = colour_scale(explanation, range(len(explanation.targets)))
     labels = labels_with_blocks(explanation)
-    said = {one.name: one.score for one in explanation.predictions or ()}
+    said = explanation.predictions or ()
     tabs = []
     for column, name in enumerate(explanation.targets):
         scores: list[float] = explanation.scores[:, column].tolist()
         number, total = score_format(scores), account(explanation, column)
-        value, source_sum, _ = total.written()
+        value, source_sum, bias = total.written()
         tabs.append(
             {
                 "name": printable(name),
@@ -208,7 +213,8 @@ def _tabs(explanation: Explanation) -> list[dict[str, Any]]:
                 "value_name": total.value_name,
                 "value": value,
                 "source_sum": source_sum,
-                "probability": f"{said[name]:.1%}" if name in said else "",
+                "bias": bias,
+                "probability": percent(said[column].score) if _is_of(name, said, column) else "",
                 "rows": _html_rows(explanation, scores, labels, largest, number),
             }
         )
@@ -230,6 +236,14 @@ def _html_rows(
         name = {"text": f"{block}: ".capitalize(), "title": f"what the {block} reads", "is_source": False}
         rows.append(row if block is None else [name, *row])
     return rows
+
+
+def _is_of(name: str, said: Sequence[Prediction], column: int) -> bool:
+    """Whether a column is of the output's token of the same number, perhaps less the mean, and not of another token."""
+    if column >= len(said):
+        return False
+    rest = name.removeprefix(said[column].name)
+    return name.startswith(said[column].name) and (not rest or rest.startswith((" (#", " - mean")))
 
 
 def _html_piece(
@@ -267,6 +281,8 @@ def _html_table(explanation: Explanation, column: int, labels: list[str]) -> dic
     scale = colour_scale(explanation, order)
 
     def cell(value: float, number: Callable[[float], str]) -> tuple[str, str, str]:
+        if value == 0 and is_matrix(explanation):
+            return UNREAD, "", "0"
         return number(value), "for" if value > 0 else "against", f"{strength(value, scale) * MAX_ALPHA:.3f}"
 
     rows = [

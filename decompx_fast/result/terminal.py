@@ -156,7 +156,7 @@ class _Terminal:
     def texts(self) -> list[Text]:
         """The texts, each source coloured by its score; of a picture its patches, two cells each."""
         if self.explanation.picture is not None:
-            return [self.patch_row(row) for row in self.explanation.picture.groups.tolist()]
+            return [patch_row(row, self.scores, self.largest) for row in self.explanation.picture.groups.tolist()]
         rows = []
         for pieces in layout_text(self.explanation):
             text = Text(overflow="fold")
@@ -170,16 +170,6 @@ class _Terminal:
                     text.append(" ")
             rows.append(text)
         return rows
-
-    def patch_row(self, sources: list[int]) -> Text:
-        """A row of patches: their sign, on their colour."""
-        text = Text(no_wrap=True)
-        for source in sources:
-            score = self.scores[source]
-            share = strength(score, self.largest)
-            mark = "  " if share < VISIBLE else " +" if score > 0 else " -"
-            text.append(mark, style=piece_style(Piece(mark, (source,)), self.scores, self.largest))
-        return text
 
     def piece_style(self, piece: Piece) -> Style:
         return piece_style(piece, self.scores, self.largest)
@@ -230,6 +220,22 @@ class _Terminal:
         if all(abs(self.scores[k]) <= self.largest or not math.isfinite(self.scores[k]) for k in positions):
             return ""
         return f"Bars and colours are full at {self.number(self.largest)}, as special tokens do not set the scale."
+
+
+def patch_row(sources: Sequence[int], scores: Sequence[float], largest: float) -> Text:
+    """A row of patches, two cells each: their sign, on their colour.
+
+    Args:
+        sources: that the patches belong to.
+        scores: of all sources.
+        largest: the ``|score|`` of the full colour.
+    """
+    text = Text(no_wrap=True)
+    for source in sources:
+        share = strength(scores[source], largest)
+        mark = "  " if share < VISIBLE else " +" if scores[source] > 0 else " -"
+        text.append(mark, style=piece_style(Piece(mark, (source,)), scores, largest))
+    return text
 
 
 def piece_style(piece: Piece, scores: Sequence[float], largest: float) -> Style:

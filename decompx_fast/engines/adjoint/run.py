@@ -265,7 +265,7 @@ def _pull_layer(
         if isinstance(op, StateMap):
             ledger.reach = reach
             g, rows, beside = pull_state_map(op, sublayer, g, rows, beside, config, ledger)
-        elif sublayer.reads_wide and beside is not None:
+        elif sublayer.reads_wide:
             ledger.reach = reach_after(sublayer, reach, config)
             g, beside = pull_wide_attention(sublayer, g, rows, beside, layer.input, config, ledger, rides=rides)
         else:

@@ -143,12 +143,12 @@ def attend_row(
         op, options, pre_norm, pre_shares, ride: as in :func:`attend_`.
 
     Returns:
-        ``[b, 1, k, d]``, without the residual, and the bias that is still to be added, or ``None``.
+        ``[b, 1, k, d_out]``, without the residual, and the bias that is still to be added, or ``None``.
     """
-    b, n, k, d = x.shape
+    b, n, k, _ = x.shape
     parts = [(part, part.pattern.weights(slice(position, position + 1))[:, :, 0]) for part in op.parts]  # [b, h, j]
     w_out = op.w_out.to(x.dtype)
-    z = x.new_empty(b, 1, k, d)
+    z = x.new_empty(b, 1, k, w_out.shape[1])
     for sources in blocks(k, max(options.n_sources * n // op.heads, 1)):
         shares = None if pre_shares is None else pre_shares[:, :, sources]
         for item in range(b):

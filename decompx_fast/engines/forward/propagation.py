@@ -104,7 +104,8 @@ class Propagation:
         by_operator = self.plan.path == "operator" and form_refusal(layer.sublayers) is None
         parts = [] if has_narrow(layer) else segments(layer.sublayers)
         if not parts:
-            apply_narrow(self, layer, first=layer.index == 0)
+            only = (*self.head.positions, *self.positions) if last and not self.keeps_rows else None
+            apply_narrow(self, layer, first=layer.index == 0, positions=only)
         for number, sublayers in enumerate(parts):
             part = [self._step(sublayer) for sublayer in sublayers]
             first = layer.index == 0 and number == 0

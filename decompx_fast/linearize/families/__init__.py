@@ -30,6 +30,7 @@ from . import (
     pictures,
     prenorm,
     rotary,
+    sounds,
     t5,
     xlm,
 )
@@ -57,6 +58,7 @@ FAMILIES: dict[str, Callable[[Any], ModelSpec]] = {
     **pictures.FAMILIES,
     **prenorm.FAMILIES,
     **rotary.FAMILIES,
+    **sounds.FAMILIES,
     **xlm.FAMILIES,
     **ENCODER_DECODERS,
 }

@@ -14,6 +14,14 @@ _SQUAD = (
     "position alone; the class that ends in Simple can be explained"
 )
 _MERGED_PATCHES = "it merges neighbouring patches between layers, so that positions are no patches any more"
+_LATENT = "its positions are latent vectors, not patches"
+_CONVOLVED_BETWEEN = "convolutions over neighbouring patches stand between its layers"
+_CUT_BEFORE = (
+    "its processor cuts pictures into patches and pads them, each with a size of its own, which cannot be read yet"
+)
+_SQUEEZED = "it pools frames before its layers and draws them apart again after them"
+_CONFORMER = "convolutions over neighbouring frames, with gates and batch norms, stand in its layers"
+_OTHER_TOWERS = "its two encoders cannot be described yet: those of CLIP, MetaCLIP 2 and SigLIP can"
 _BOTH_STATES = (
     "it has no head: for vectors of texts load the encoder alone (T5EncoderModel), for what it writes "
     "ForConditionalGeneration"
@@ -75,17 +83,60 @@ UNSUPPORTED: dict[str, str] = {
         "axis of its states is the position"
     ),
     "YosoForSequenceClassification": _APPROXIMATED,
+    # classifiers of pictures
+    "BitForImageClassification": _CONVOLVED,
     "ConvNextForImageClassification": _CONVOLVED,
     "ConvNextV2ForImageClassification": _CONVOLVED,
     "CvtForImageClassification": "its queries, keys and values are convolutions over neighbouring patches",
+    "DinatForImageClassification": _MERGED_PATCHES,
     "DonutSwinForImageClassification": _MERGED_PATCHES,
     "EfficientNetForImageClassification": _CONVOLVED,
+    "FocalNetForImageClassification": "it multiplies patches by convolutions of those around them, without attention",
+    "HGNetV2ForImageClassification": _CONVOLVED,
     "HieraForImageClassification": _MERGED_PATCHES,
+    "ImageGPTForImageClassification": (
+        "it reads a picture as a row of numbers of colours, one for each pixel, and its norms are of their own class"
+    ),
+    "LevitForImageClassification": _MERGED_PATCHES,
+    "LevitForImageClassificationWithTeacher": _MERGED_PATCHES,
     "MobileNetV1ForImageClassification": _CONVOLVED,
     "MobileNetV2ForImageClassification": _CONVOLVED,
+    "MobileViTForImageClassification": _CONVOLVED_BETWEEN,
+    "MobileViTV2ForImageClassification": _CONVOLVED_BETWEEN,
+    "PerceiverForImageClassificationConvProcessing": _LATENT,
+    "PerceiverForImageClassificationFourier": _LATENT,
+    "PerceiverForImageClassificationLearned": _LATENT,
+    "PoolFormerForImageClassification": "it pools neighbouring patches in place of attention, and merges them",
+    "PPLCNetForImageClassification": _CONVOLVED,
     "PvtForImageClassification": _MERGED_PATCHES,
+    "PvtV2ForImageClassification": _MERGED_PATCHES,
+    "RegNetForImageClassification": _CONVOLVED,
     "ResNetForImageClassification": _CONVOLVED,
     "SegformerForImageClassification": _MERGED_PATCHES,
+    "ShieldGemma2ForImageClassification": "it is a language model that is asked about a picture and a policy",
+    "Siglip2ForImageClassification": _CUT_BEFORE,
+    "SwiftFormerForImageClassification": _CONVOLVED_BETWEEN,
     "SwinForImageClassification": _MERGED_PATCHES,
     "Swinv2ForImageClassification": _MERGED_PATCHES,
+    "TextNetForImageClassification": _CONVOLVED,
+    "TimmWrapperForImageClassification": "it wraps a model of timm, whose modules are not those of transformers",
+    # classifiers of sounds
+    "Data2VecAudioForSequenceClassification": (
+        "five convolutions in a row, with norms between them, say where frames are, so that each is made of a hundred "
+        "others before the first attention"
+    ),
+    "SEWForSequenceClassification": _SQUEEZED,
+    "SEWDForSequenceClassification": _SQUEEZED,
+    "Wav2Vec2BertForSequenceClassification": _CONFORMER,
+    "Wav2Vec2ConformerForSequenceClassification": _CONFORMER,
+    # models of texts and pictures
+    "AlignModel": "its encoder of pictures is made of convolutions, which are no layers of a Transformer",
+    "AltCLIPModel": _OTHER_TOWERS,
+    "Blip2ForImageTextRetrieval": "it compares a text with several vectors of a picture, and takes the largest cosine",
+    "BlipModel": _OTHER_TOWERS,
+    "ChineseCLIPModel": _OTHER_TOWERS,
+    "CLIPSegModel": _OTHER_TOWERS,
+    "Siglip2Model": _CUT_BEFORE,
+    "Tipsv2Model": _OTHER_TOWERS,
+    "VideoPrismClipModel": "it reads videos",
 }
