@@ -182,7 +182,7 @@ class DecompX(ExplainedModel):
             top_k: at each place, so many of the likeliest labels or tokens.
             continuation: of language models, what follows the prompt and is explained, a column for each token: a text
                 (with the space that it begins with) or token ids; for a list of prompts a list. ``None``: the next
-                token. ``at`` then names tokens of the output by number, from 0.
+                token. ``at`` then names tokens of the output by number, from 0. Of an encoder-decoder, what it writes.
             generate: let the model write what follows: so many tokens at most, the likeliest each time, or a
                 ``transformers.GenerationConfig``.
             seed: of a configuration that samples; ``None`` draws one. It is kept as ``metadata["seed"]``.
@@ -313,7 +313,7 @@ class DecompX(ExplainedModel):
         to more memory that was freed.
 
         Args:
-            tokens: how many tokens an input has.
+            tokens: how many tokens an input has; of an encoder-decoder those of both, as if all went through both.
             sources: how many groups they belong to; ``None``: each token is a source.
             batch: how many inputs are computed together.
             engine, targets: as for :meth:`explain_iter`. With ``auto``, the plan is of the engine that would be taken;

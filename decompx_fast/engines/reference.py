@@ -228,7 +228,7 @@ def _sublayer(
         assert read is not None
         z, bias = _attention(read, op, config, walk.sources, first=first)
         if config.variant == "paper":
-            z = after.add(z, bias)
+            z = (after if op.memory is None else walk.rule_within(op)).add(z, bias)
         else:
             late_bias = bias
         branch = branch + z

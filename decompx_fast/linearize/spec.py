@@ -405,13 +405,18 @@ def _check_convolutions(layer: LayerSpec, index: int) -> None:
 def _check_memory(layer: LayerSpec, index: int, encoder_layers: int) -> None:
     """What engines rely on: a decoder's layer begins with an attention to all before, so that what has reached a
     position are the encoder's tokens and all of the decoder's up to it; a cross attention is alone in its sublayer."""
+    if encoder_layers and any(isinstance(op, AttentionSpec) and op.hubs for part in layer for op in part.ops):
+        raise ValueError(
+            f"layer {index} of an encoder-decoder has an attention with hubs, whose reach is not described"
+        )
     crossing = [part for part in layer if any(isinstance(op, AttentionSpec) and op.memory for op in part.ops)]
     if not crossing:
         return
     first = layer[0].ops[0]
     plain = isinstance(first, AttentionSpec) and first.causal and first.window is None and not first.memory
-    if index < encoder_layers or not encoder_layers or not plain or any(len(part.ops) > 1 for part in crossing):
+    alone = all(len(part.ops) == 1 and part.out_norm is None for part in crossing)
+    if index < encoder_layers or not encoder_layers or not plain or not alone:
         raise ValueError(
             f"layer {index} has a cross attention: it must be a layer after those of an encoder, which begins with a "
-            "causal attention without a window, and the only operation of its sublayer"
+            "causal attention without a window, and the only operation of its sublayer, without out_norm"
         )

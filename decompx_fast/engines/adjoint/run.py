@@ -308,7 +308,8 @@ def _pull_sublayer(
     # Attention first: it reads all positions that the others add to, and more.
     for op in sorted(active_ops(sublayer, config), key=lambda op: op.kind == FeedForward.kind):
         if isinstance(op, Attention):
-            ledger.reach = None if reach is None else reach.after(op)
+            within = config.variant == "paper"  # where the bias is shared before the residual
+            ledger.reach = None if reach is None else reach.within(op) if within else reach.after(op)
             part, columns = pull_attention(op, branch, rows, ledger, value_bias_rides=value_bias_rides)
             if op.memory is not None:
                 ledger.add_memory(part, op.memory)
