@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 #: Tokens that neighbouring windows share: what transformers' pipeline had.
 DOC_STRIDE = 128
 
-#: So many windows at most are run together, whose states are held meanwhile.
-TOGETHER = 8
+#: Windows of so many tokens in all are run together, whose states are held meanwhile.
+TOGETHER = 4096
 
 
 @dataclass(frozen=True)
@@ -173,10 +173,10 @@ class LongContexts:
         every = [Window(number, len(kept), tuple(keep), len(encoded)) for number, keep in enumerate(kept)]
         parts = [in_window(encoded, window) for window in every]
         answers: list[Answer] = []
-        for _, alike in groupby(parts, key=len):
-            several = list(alike)
-            for start in range(0, len(several), TOGETHER):
-                answers += self._answers(several[start : start + TOGETHER])
+        for length, alike in groupby(parts, key=len):
+            several, size = list(alike), max(TOGETHER // length, 1)
+            for start in range(0, len(several), size):
+                answers += self._answers(several[start : start + size])
         best = max(range(len(parts)), key=lambda number: answers[number].score)
         least = min((one.no_answer_score for one in answers if one.no_answer_score is not None), default=None)
         return in_window(encoded, replace(every[best], no_answer_score=least))

@@ -15,7 +15,7 @@ from refusals import refuses
 from rich.console import Console
 from transformers import RobertaConfig, RobertaForQuestionAnswering
 
-from decompx_fast import DecompX, Explanation, Failure, Word
+from decompx_fast import DecompX, Explanation, Failure, Word, windowing
 from decompx_fast.errors import OptionError
 
 SIZE = 40  # positions of the model
@@ -131,6 +131,22 @@ def test_windows_share_so_much_that_no_answer_is_lost(readers):
             assert (found.metadata["window"], found.metadata["windows"]) == (number, count)
             assert (found.answer.text, [*found.token_ids]) == (text, ids)
             assert found.answer.score == pytest.approx(score, rel=1e-9)
+
+
+def test_windows_are_run_a_few_at_a_time(readers, monkeypatch):
+    whole, sizes = readers[0]((QUESTION, CONTEXT)), []
+    linearize = windowing.linearize
+    monkeypatch.setattr(
+        windowing,
+        "linearize",
+        lambda m, inputs, **k: sizes.append(len(inputs["input_ids"])) or linearize(m, inputs, **k),
+    )
+    for together, most in ((1, 1), (2 * SIZE, 2), (4096, whole.metadata["windows"])):
+        monkeypatch.setattr(windowing, "TOGETHER", together)
+        sizes.clear()
+        found = readers[0]((QUESTION, CONTEXT))
+        assert max(sizes) <= most and sum(sizes) == whole.metadata["windows"]
+        assert found.metadata["window"] == whole.metadata["window"]
 
 
 def test_what_fits_is_read_whole(readers):
