@@ -21,10 +21,13 @@ from .explained_model import ExplainedModel
 from .job import COLUMNS_RECKONED, Job
 from .linearize.linearization import specification
 from .linearize.spec import ModelSpec
+from .models.tasks import WRITES_ANEW, WRITES_ON
 from .request.batching import stream
+from .request.decoding import with_text_again
 from .request.encoding import Reader
 from .request.naming import with_ids
 from .request.pictures import PictureReader
+from .request.sounds import SoundReader
 from .request.sources import check_unit, with_sources
 from .request.targets import resolve_targets
 from .request.tasks import check_question, position_task
@@ -100,6 +103,8 @@ class Call:
         encoded, single = self._read(explainer, spec, texts, asker)
         if asker is not None:
             encoded = asker.checked(encoded, skip=self.skip)
+        if spec.shifted is not None:
+            encoded = with_text_again(encoded, spec.shifted, explainer.tokenizer)
         results = stream(
             job.run_or_fail if self.skip else job.run,
             with_sources(encoded, self.sources, skip=self.skip),
@@ -140,7 +145,7 @@ class Call:
         self, explainer: ExplainedModel, spec: ModelSpec, texts: Any, asker: Asker | None
     ) -> tuple[Iterator[Any], bool]:
         """The inputs as the model takes them, each with its name and what follows it; and whether there is one."""
-        limits, goes_on = spec.limits, explainer.task == "text-generation"
+        limits, goes_on = spec.limits, explainer.task == WRITES_ON
         if goes_on and self.truncate:
             raise OptionError(
                 "truncate=True cuts a text at its end, where a language model goes on: shorten the prompt at its "
@@ -149,9 +154,12 @@ class Call:
         windowed = None
         if asker is not None and explainer.task == "question-answering":
             windowed = LongContexts(explainer, asker, limits.positions, self.truncate)
-        reader: Reader | PictureReader
-        if limits.picture is not None:
+        reader: Reader | PictureReader | SoundReader
+        if limits.picture is not None or limits.sound is not None:
             refuse_of_texts(truncate=self.truncate, is_split_into_words=self.is_split_into_words)
+        if limits.sound is not None:
+            reader = SoundReader(explainer.tokenizer, limits.sound, skip=self.skip)
+        elif limits.picture is not None:
             reader = PictureReader(explainer.tokenizer, limits.picture, skip=self.skip)
         else:
             reader = Reader(
@@ -168,7 +176,7 @@ class Call:
         encoded, single = reader.read(texts)
         if self.ids is not None:
             encoded = with_ids(encoded, [self.ids] if single else self.ids)
-        if goes_on:
+        if goes_on or explainer.task == WRITES_ANEW:
             continuation = Continuation(explainer, self.question, limits.positions, spec.classes, single)
             encoded = continuation.follow(encoded, skip=self.skip)
         if windowed is not None:

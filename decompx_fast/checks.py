@@ -44,10 +44,10 @@ def refuse_misspelt_arguments(options: Mapping[str, Any]) -> None:
 
 
 def refuse_of_texts(**arguments: bool) -> None:
-    """Refuse what is for texts where a model reads pictures."""
+    """Refuse what is for texts where a model reads something else."""
     for name, value in arguments.items():
         if value:
-            raise OptionError(f"{name}={value!r} is for texts, and this model reads pictures: leave it out")
+            raise OptionError(f"{name}={value!r} is for texts, and this model reads none: leave it out")
 
 
 def check_head(model: nn.Module) -> None:

@@ -68,6 +68,9 @@ def cli() -> None:
 @click.argument("texts", nargs=-1, metavar="[TEXT]...")
 @click.option("--model", metavar="PATH", help="A classifier's folder or hub id. [default: the embedded demo model]")
 @click.option(
+    "--audio", "sounds", multiple=True, metavar="FILE", help="A WAV file, for a --model that reads them; repeatable."
+)
+@click.option(
     "--image", "images", multiple=True, metavar="FILE", help="A picture, for a --model that reads them; repeatable."
 )
 @click.option(
@@ -155,6 +158,7 @@ def explain(
     texts: tuple[str, ...],
     model: str | None,
     images: tuple[str, ...],
+    sounds: tuple[str, ...],
     file: str | None,
     format_: str | None,
     text_column: str | None,
@@ -182,14 +186,17 @@ def explain(
     place as .partial. --task generate without --model is the embedded language
     model.
     """
-    if not texts and file is None and not images:
-        raise click.UsageError("there is nothing to explain: give a TEXT, --file FILE or --image FILE")
-    if images and (texts or file is not None or model is None):
+    if not texts and file is None and not images and not sounds:
+        raise click.UsageError("there is nothing to explain: give a TEXT, --file, --image or --audio FILE")
+    if images and (texts or sounds or file is not None or model is None):
         raise click.UsageError("--image is for a --model that reads pictures, and goes with no texts")
+    if sounds and (texts or file is not None or model is None):
+        raise click.UsageError("--audio is for a --model that reads sounds, and goes with no texts")
     from .cli_explain import Outputs, Source, blocks, explain_all, places, run
 
     columns = {"text": text_column, "pair": pair_column, "id": id_column}
-    source = Source(texts or images, file, format_, columns, kind="picture" if images else "text")
+    kind = "picture" if images else "sound" if sounds else "text"
+    source = Source(texts or images or sounds, file, format_, columns, kind=kind)
     source.check()
     outputs, skip = Outputs.named(html, json_, jsonl, details=details), on_error == "skip"
     outputs.check(file)

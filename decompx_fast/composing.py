@@ -14,7 +14,7 @@ from .explained_model import ExplainedModel
 from .linearize.architectures import unwrap
 from .linearize.linearization import HuggingFaceLinearization
 from .request.encoded import Encoded
-from .request.sources import Sources
+from .request.sources import Sources, blocks_of
 from .result.explanation import Explanation
 from .result.kinds import Site
 
@@ -50,13 +50,13 @@ def source_fields(encoded: Encoded, sources: Sources | None) -> dict[str, Any]:
             "spans": (None,) * len(names),
             "texts": (),
             "special": tuple(k in special for k in range(len(names))),
-            "source_unit": "patch" if sources is None else sources.unit,
+            "source_unit": encoded.unit if sources is None else sources.unit,
             "picture": picture if sources is None else picture.regrouped(sources.ids),
         }
     if sources is None:
         return {
             "tokens": encoded.tokens,
-            "token_ids": tuple(encoded.inputs["input_ids"].tolist()),
+            "token_ids": tuple(encoded.ids),
             "spans": encoded.spans,
             "texts": encoded.texts,
             "special": encoded.special,
@@ -139,12 +139,12 @@ class Computed:
             stages={name: value[n].cpu() for name, value in attribution.stages.items()},
             bias_sites=sites,
             component_shares={name: value[n, :, own].cpu() for name, value in attribution.components.items()},
-            metadata=self._metadata(encoded),
+            metadata=self._metadata(encoded) | blocks_of(encoded, sources),
             task=self.explainer.task,
             **answers.said,
         )
 
-    def _metadata(self, encoded: Encoded) -> Mapping[str, Any]:
+    def _metadata(self, encoded: Encoded) -> dict[str, Any]:
         model = unwrap(self.explainer.model)
         return {
             "model": self.explainer.name or getattr(model.config, "name_or_path", "") or type(model).__name__,

@@ -10,12 +10,14 @@ from torch import nn
 
 from .checks import check_batch_size, check_dtype, check_head, to_device
 from .config import LINEAR_BIAS_RULES, DecompXConfig
+from .encoders import encoders_of
 from .engines.choose import choose_engine
 from .errors import InputError, OptionError
 from .linearize.architectures import find_family, unwrap
 from .linearize.copies import Copies
 from .linearize.linearization import specification
 from .linearize.sentence import SentenceEncoder
+from .linearize.towers import TwoTowers
 from .models.digest import model_sha256
 from .models.heads import one_head
 from .models.origin import Origin, check_same
@@ -33,6 +35,7 @@ PROBLEM_TYPES: dict[str, ProblemType] = {
     "question-answering": "positions",
     "fill-mask": "positions",
     "text-generation": "positions",
+    "text2text-generation": "positions",
     "multiple-choice": "regression",
     "next-sentence-prediction": "single_label",
 }
@@ -72,14 +75,18 @@ class ExplainedModel:
         self.tokenizer = tokenizer
         self.config = (config or DecompXConfig()).replace(**options)
         self.engine = engine
-        biased = engine != "adjoint" or self.config.bias in LINEAR_BIAS_RULES or specification(model).has_bias
+        linear = engine != "adjoint" or self.config.bias in LINEAR_BIAS_RULES
+        biased = linear or isinstance(unwrap(model), TwoTowers) or specification(model).has_bias
         choose_engine(engine, self.config, grouped=False, biased=biased)
         self.dtype = check_dtype(dtype)
         self.batch_size = check_batch_size(batch_size)
         self.name: str | None = None
         self.origin: Origin | None = None
         self.copies = Copies()
+        self.copies_of_pictures = Copies()  # of a model of texts and pictures, whose two encoders are run apart
         (find_family if self.compares else check_head)(unwrap(model))
+        if isinstance(unwrap(model), TwoTowers):
+            encoders_of(self, truncate=False)  # so that what is unusual in them is refused now
 
     @classmethod
     def from_pretrained(
@@ -182,8 +189,8 @@ class ExplainedModel:
     @property
     def task(self) -> str:
         """What the model is asked, by the name of its class: ``text-classification``, ``token-classification``,
-        ``question-answering``, ``fill-mask``, ``text-generation``, ``multiple-choice``, ``next-sentence-prediction`` or
-        ``image-classification``."""
+        ``question-answering``, ``fill-mask``, ``text-generation``, ``text2text-generation``, ``multiple-choice``,
+        ``next-sentence-prediction``, ``image-classification`` or ``audio-classification``."""
         return task_of_model(unwrap(self.model)) or DEFAULT
 
     @property
@@ -195,8 +202,8 @@ class ExplainedModel:
         """
         if self.compares:
             raise InputError(
-                "this model gives one vector for a text and no classes, so there are no logits to explain: compare two "
-                "texts with similarity(a, b), or load a classifier"
+                "this model gives one vector for an input and no classes, so there are no logits to explain: compare "
+                "two texts, or a text and a picture, with similarity(a, b), or load a classifier"
             )
         if self.task in NAMED_OUTPUTS:
             return NAMED_OUTPUTS[self.task]
@@ -205,8 +212,9 @@ class ExplainedModel:
 
     @property
     def compares(self) -> bool:
-        """Whether the model gives one vector for a text, for :meth:`similarity`, and no classes."""
-        return isinstance(unwrap(self.model), SentenceEncoder)
+        """Whether the model gives one vector for a text, or one for a text and one for a picture, for
+        :meth:`similarity`, and no classes."""
+        return isinstance(unwrap(self.model), (SentenceEncoder, TwoTowers))
 
     @property
     def problem_type(self) -> ProblemType:

@@ -11,19 +11,17 @@ from .arguments import Arguments, spelled_out
 from .call import Call, OnError, start
 from .checks import check_dtype, refuse_misspelt_arguments
 from .compiling import outside_compiler
+from .encoders import check_encoder, encoders_of
 from .engines.adjoint.plan import AdjointPlan
 from .engines.choose import Execution
 from .engines.forward.plan import Plan
-from .engines.shape import ModelShape
 from .explained_model import ExplainedModel
-from .linearize.linearization import specification
 from .planning import plan_call
-from .request.encoding import Reader
 from .result.explanation import Explanation
 from .result.explanations import Explanations
 from .result.failure import Failure
 from .result.pair import PairExplanation
-from .similarity import Comparison, check_encoder
+from .similarity import Comparison
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -198,7 +196,8 @@ class DecompX(ExplainedModel):
                 number as ``window``, from 0, of ``windows``. Group ids (``sources``) are those of all tokens.
             ignore_labels: of token classification, the background's; ``None``: ``["O"]``.
             sources: what a source is: ``"token"``, ``"word"``, ``"sentence"``, or one group id per token. Of pictures
-                ``"patch"``, ``(rows, columns)`` of blocks, or group ids ``[rows, cols]``.
+                ``"patch"``, ``(rows, columns)`` of blocks, or group ids ``[rows, cols]``; of a sound also ``"frame"``,
+                or a number of seconds.
             is_split_into_words: each text is a list of its words, as the model was trained on, and a pair is a tuple of
                 two lists; words are then these.
             truncate: cut inputs that are too long for the model, with a warning, instead of refusing them (or, in
@@ -239,9 +238,9 @@ class DecompX(ExplainedModel):
         a: Any,
         b: Any,
         *,
-        measure: Literal["cos", "dot"] = "cos",
+        measure: Literal["cos", "dot", "logit"] = "cos",
         side: Literal["both", "a", "b"] = "both",
-        sources: Literal["token", "word", "sentence"] = "token",
+        sources: Any = "token",
         truncate: bool = False,
         engine: str | None = None,
         dtype: str | torch.dtype | None = None,
@@ -250,19 +249,23 @@ class DecompX(ExplainedModel):
         workspace_bytes: int | None = None,
         **options: Any,
     ) -> PairExplanation | Explanations[PairExplanation]:
-        """What each pair of sources adds to the similarity of two texts.
+        """What each pair of sources adds to the similarity of two texts, or of a text and a picture (CLIP, SigLIP).
 
-        ``S[k, l] = U[k] . V[l] / (|e_a| |e_b|)``, where the method gives each source its part of its text's vector:
+        ``S[k, l] = U[k] . V[l] / (|e_a| |e_b|)``, where the method gives each source its part of its input's vector:
         the scores add up to the cosine that the model gives, under every rule but ``none``.
 
         Args:
             a: a text, token ids, or an encoding of one.
-            b: the same, or a list of them, with each of which ``a`` is compared; it is computed once.
-            measure: ``"cos"``, or ``"dot"`` without the lengths; of a model that normalises its vectors they are equal.
+            b: the same, or a picture as for :meth:`explain_iter`; or a list of them, with each of which ``a`` is
+                compared; it is computed once. A picture may be compared with a list of texts in ``a``.
+            measure: ``"cos"``; ``"dot"`` without the lengths, which is the same for a model that normalises its
+                vectors; of a text and a picture also ``"logit"``, by the model's own scale, with its bias as
+                :attr:`PairExplanation.offset`.
             side: ``"both"``; or one text's sources against all of the other, which is then only run: with a rule that
                 is linear in the inputs (``none``, ``bias_token``, ``equal``, ``cls``) one pull-back gives the scores.
-            sources, truncate, engine, dtype: as for :meth:`explain_iter`. With ``engine="auto"`` the vectors come from
-                the engine that has them at less cost.
+            sources, truncate, engine, dtype: as for :meth:`explain_iter`; units are those of texts, and blocks or
+                groups those of the picture. With ``engine="auto"`` the vectors come from the engine that has them at
+                less cost.
             path, backend, workspace_bytes: as for :meth:`explain_iter`.
             **options: single options of :class:`DecompXConfig`. ``bias="bias_token"`` has a row and a column more.
 
@@ -275,21 +278,18 @@ class DecompX(ExplainedModel):
         """
         refuse_misspelt_arguments(options)
         check_encoder(self.model)
-        spec = specification(self.model, self.copies)
         comparison = Comparison(
             explainer=self,
+            encoders=encoders_of(self, truncate=truncate),
             config=self.config.replace(**options),
             engine=self.engine if engine is None else engine,
             dtype=self.dtype if dtype is None else check_dtype(dtype),
             execution=Execution(path, backend, workspace_bytes),
-            shape=ModelShape.from_spec(spec),
             measure=measure,
             side=side,
             sources=sources,
         )
-        limits = spec.limits
-        reader = Reader(self.tokenizer, limits.positions, sizes=limits.sizes, truncate=truncate, device=self.device)
-        return comparison.compare(reader, a, b)
+        return comparison.compare(a, b)
 
     @outside_compiler
     def plan(

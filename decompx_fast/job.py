@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from .asking import Asker, terms_of
+from .asking import AskedOf, Asker, terms_of
 from .compiling import outside_compiler
 from .composing import Answers, Computed
 from .config import DecompXConfig
@@ -32,7 +32,7 @@ from .errors import InputError, OptionError
 from .explained_model import ExplainedModel
 from .linearize.linearization import HuggingFaceLinearization, linearize
 from .linearize.model_run import plain_mode
-from .models.tasks import PICTURES
+from .models.tasks import PICTURES, SOUNDS
 from .precision import warn_of_errors
 from .request.batching import Pair
 from .request.encoded import Encoded
@@ -45,7 +45,8 @@ from .result.failure import OF_AN_INPUT, Failure
 #: Columns of a model that answers at positions are known when it has run; before, so many are reckoned with.
 COLUMNS_RECKONED = 8
 
-#: Of a picture's classes, where they are more than so many, only so many are explained by themselves: the likeliest.
+#: Of a picture's or a sound's classes, where they are more than so many, only so many are explained by themselves: the
+#: likeliest.
 MANY_CLASSES, LIKELIEST = 100, 5
 
 
@@ -88,7 +89,7 @@ class Job:
         self.positions = tuple(positions)
         self.check = check
         self.asker = asker
-        many = targets.is_all and config.head and explainer.task == PICTURES and shape.classes > MANY_CLASSES
+        many = targets.is_all and config.head and explainer.task in (PICTURES, SOUNDS) and shape.classes > MANY_CLASSES
         self.likeliest = LIKELIEST if many else None
 
     @property
@@ -130,13 +131,14 @@ class Job:
         start = time.perf_counter()
         engine = self.engine_for(batch[0])
         inputs = [encoded for encoded, _ in batch]
-        reads = [] if self.asker is None else self.asker.reads(inputs)
+        asked_of = AskedOf.batch(inputs)
+        reads = [] if self.asker is None else self.asker.reads(asked_of.inputs)
         with plain_mode(self.explainer.device):
             linearization = self._linearize(inputs, engine)
             asked = None
             if self.asker is not None:
-                asked = self.asker.ask(inputs, reads, linearization)
-            terms = self._terms(linearization, asked)
+                asked = self.asker.ask(asked_of.inputs, reads, asked_of.outputs_of(linearization))
+            terms = asked_of.shifted(self._terms(linearization, asked))
             groups = self._groups([sources for _, sources in batch], linearization.embedding.device)
             attribution = self._attribute(linearization, groups, engine, terms)
             errors = self._errors(attribution, linearization, groups, engine, terms)

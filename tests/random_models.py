@@ -37,6 +37,7 @@ class RandomModel:
     def __post_init__(self) -> None:
         self.num_layers = len(self.specs)
         self.reads_all = self.position == "mean"
+        self.encoder = None
         *_, last = self.layers()
         self.last = last.output
         if self.position != "each":

@@ -67,6 +67,7 @@ class SpecLinearization:
         self.embedding = embedding
         self.num_layers = len(layers)
         self.reads_all = position == "mean"
+        self.encoder = None
         x = embedding
         for index in range(self.num_layers):
             x = self.layer(index, x).output

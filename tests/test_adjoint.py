@@ -245,7 +245,7 @@ def test_adjoint_names_every_site_in_forward_order():
     layer = ["pre_ln1", "attention", "out_ln1", "pre_ln2", "ffn.in", "ffn.gate", "ffn.out", "out_ln2"]
     assert places("around", gate="half") == [(0, place) for place in layer] + head
     layer.remove("ffn.gate")
-    assert places("around") == [(0, place) for place in layer] + head
+    assert places("around", gate="value") == [(0, place) for place in layer] + head
     assert (0, "ffn.intercept") in places("post_norm", activation="linear")
     assert (-1, "head.0.intercept") in places("post_norm", tanh="linear")
     assert (-1, "head.1.intercept") in places("post_norm", activation="linear")

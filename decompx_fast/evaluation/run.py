@@ -10,7 +10,6 @@ import pickle
 import platform
 import re
 import sys
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import __version__
-from ..errors import InputError, OptionError
+from ..errors import InputError, OptionError, warn_user
 from ..explainer import DecompX
 from ..optional import import_optional
 from ..request.encoded import Encoded
@@ -101,6 +100,7 @@ def evaluate(
     _check_numbers(workers=workers, seed=seed)
     _check_packages()
     explainer = _load(model, device, workers)
+    classifier = Classifier(explainer)
     dataset = read_dataset(
         data,
         explainer.labels,
@@ -112,11 +112,11 @@ def evaluate(
     )
     name = None if model == DEMO else explainer.name
     task = Task(name, device, dataset.texts, dataset.labels, chosen, perturbations=(), seed=seed, truncate=truncate)
-    return _evaluate(explainer, dataset, task, wanted, out=out, workers=workers, progress=progress)
+    return _evaluate(classifier, dataset, task, wanted, out=out, workers=workers, progress=progress)
 
 
 def _evaluate(
-    explainer: DecompX,
+    classifier: Classifier,
     dataset: Dataset,
     task: Task,
     wanted: Sequence[Metric] | None,
@@ -126,7 +126,8 @@ def _evaluate(
     progress: bool | None,
 ) -> Evaluation:
     """Compute what is missing of a task whose perturbations the metrics say, and write the report."""
-    encoded = Classifier(explainer).encode(dataset.texts, truncate=task.truncate, places=dataset.places)
+    explainer = classifier.explainer
+    encoded = classifier.encode(dataset.texts, truncate=task.truncate, places=dataset.places)
     groups = _equal_inputs(encoded, dataset)
     metrics = _check_metrics(wanted, dataset, len(np.unique(groups)))
     task = replace(task, perturbations=tuple(perturbations(metrics, pairs=dataset.is_pairs)))
@@ -230,11 +231,10 @@ def _equal_inputs(encoded: Sequence[Encoded], dataset: Dataset) -> NDArray[np.in
     repeated = [place for place, group in enumerate(groups) if place != group]
     if repeated:
         place = repeated[0]
-        warnings.warn(
+        warn_user(
             f"{len(repeated)} of {len(groups)} texts repeat an earlier one as the model reads them ("
             f"{dataset.places[place]} is equal to {dataset.places[groups[place]]}): equal texts are put in one fold "
-            "and resampled together",
-            stacklevel=4,
+            "and resampled together"
         )
     return np.array(groups, dtype=np.int64)
 

@@ -9,6 +9,7 @@ from torch import nn
 from ..errors import UnsupportedModelError
 from .families import FAMILIES
 from .families.sentence import SENTENCE_ENCODERS
+from .families.towers import TOWERS
 from .families.unsupported import UNSUPPORTED
 from .spec import ModelSpec
 
@@ -49,7 +50,7 @@ def find_family(model: nn.Module) -> Callable[[nn.Module], ModelSpec]:
         UnsupportedModelError: says why it is not, where that is known, and lists what is supported.
     """
     for cls in type(model).__mro__:
-        for register in (FAMILIES, SENTENCE_ENCODERS):
+        for register in (FAMILIES, SENTENCE_ENCODERS, TOWERS):
             if cls.__name__ in register:
                 return register[cls.__name__]
     supported = f"supported are {', '.join(_of_the_same_kind(type(model).__name__))}"

@@ -43,6 +43,8 @@ class Attention:
         b_out: ``[d]`` or ``None``.
         heads, kv_heads: ``H`` and ``G``.
         hubs: what the rows of hubs mix, where there are some: these rows of ``pattern`` are zero.
+        memory: ``[b, j, d]``, of a cross attention the true state that keys and values are read from, the encoder's
+            last (:mod:`.encoder`); ``None``: they are of the state that queries are read from.
     """
 
     kind: ClassVar[str] = "attention"
@@ -55,6 +57,7 @@ class Attention:
     heads: int
     kv_heads: int
     hubs: HubAttention | None = None
+    memory: Tensor | None = None
 
     @property
     def parts(self) -> tuple[Attention | HubAttention, ...]:
@@ -119,7 +122,8 @@ class Attention:
         return b_value.flatten(-2) @ self.w_out
 
     def __call__(self, x: Tensor) -> Tensor:
-        """The forward value, ``[b, i, d]``, from the normed state ``[b, j, d]``."""
+        """The forward value, ``[b, i, d]``, from the normed state ``[b, j, d]``, or the memory."""
+        x = x if self.memory is None else self.memory
         mixed = torch.zeros((), dtype=x.dtype, device=x.device)
         for part in self.parts:
             values = x @ part.w_value

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..activations import get_activation
 from .convolution import Convolution
+from .encoder import memory_of
 from .hubs import Hubs
 from .layer import (
     Attention,
@@ -149,7 +150,7 @@ def _branch(op: Op, spec: OpSpec, u: Tensor, steps: Steps) -> Tensor:
 
 @_branch.register
 def _(op: Attention, spec: AttentionSpec, u: Tensor, steps: Steps) -> Tensor:
-    values = steps.multiply(spec.value, u)
+    values = steps.multiply(spec.value, u if op.memory is None else op.memory)
     mixed = op.context(values)
     if op.hubs is not None and spec.hubs is not None:
         same = spec.hubs.value is spec.value
@@ -186,14 +187,17 @@ def _(spec: AttentionSpec, u: Tensor, start: Tensor, context: Context, steps: St
         map_, norm = spec.before
         _, read = steps.normalize(norm, steps.multiply(map_, u))
     query = steps.multiply(spec.query, read).unflatten(-1, (spec.heads, -1)).transpose(1, 2)  # [b, h, i, v]
-    key = steps.multiply(spec.key, read).unflatten(-1, (spec.kv_heads, -1)).transpose(1, 2)  # [b, g, j, v]
+    memory = memory_of(context) if spec.memory else None
+    attended = read if memory is None else memory
+    key = steps.multiply(spec.key, attended).unflatten(-1, (spec.kv_heads, -1)).transpose(1, 2)  # [b, g, j, v]
     plain_query, plain_key, bias = query, key, None
     if spec.positions is not None:
         query, key, bias = spec.positions(query, key, context)
     sink = None if spec.sink is None else spec.sink.to(u.dtype)
     pattern = AttentionPattern(query, key, spec.scale, spec.causal, spec.window, bias, spec.softcap, sink)
     value, out = spec.value.to(u.dtype), spec.out.to(u.dtype)
-    op = Attention(pattern, value.weight, value.vector, out.weight, out.bias, spec.heads, spec.kv_heads)
+    weights = (value.weight, value.vector, out.weight, out.bias)
+    op = Attention(pattern, *weights, spec.heads, spec.kv_heads, memory=memory)
     where = None if spec.hubs is None else spec.hubs.where(u.shape[1], context)
     if spec.hubs is None or where is None:
         return op

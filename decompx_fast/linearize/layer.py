@@ -23,6 +23,7 @@ from torch import Tensor
 from .attention import Attention as Attention  # engines take all that a layer is made of from here
 from .attention import HubAttention as HubAttention
 from .convolution import Convolution as Convolution
+from .encoder import Encoder as Encoder
 from .feed_forward import FeedForward as FeedForward
 from .head import Head as Head
 from .head import HeadStep as HeadStep
@@ -66,7 +67,10 @@ class Sublayer:
 
     @property
     def kind(self) -> str:
-        """``attention`` if one is among the operations, else what they are."""
+        """``attention`` if one is among the operations, ``cross_attention`` if it reads the memory, else what they
+        are."""
+        if any(isinstance(op, Attention) and op.memory is not None for op in self.ops):
+            return f"cross_{Attention.kind}"
         return Attention.kind if self.has_attention else self.ops[0].kind
 
 
@@ -133,10 +137,12 @@ class Linearization(Protocol):
     """A model on one batch of equally long inputs without padding, as a stream of linearised layers.
 
     Attributes:
-        embedding: ``[b, i, d]``, the output of the embedding block: what the sources are parts of.
+        embedding: ``[b, i, d]``, the output of the embedding block: what the sources are parts of. Of an
+            encoder-decoder those of both, the encoder's first.
         logits: ``[b, c]``, as the user's model gave them, in the dtype of the computation.
         num_layers: how many layers :meth:`layers` yields.
         reads_all: whether the head reads the mean of all positions.
+        encoder: which layers and tokens are those of an encoder, if the others are a decoder's.
     """
 
     @property
@@ -151,12 +157,16 @@ class Linearization(Protocol):
     @property
     def reads_all(self) -> bool: ...
 
+    @property
+    def encoder(self) -> Encoder | None: ...
+
     def layers(self) -> Iterator[LinearizedLayer]:
         """Yield the layers in order; each is checked against the model's own hidden state."""
         ...
 
     def layer(self, index: int, x: Tensor) -> LinearizedLayer:
-        """The layer ``index`` on the state ``x`` ``[b, i, d]``, unchecked: for engines that come back to a layer."""
+        """The layer ``index`` on the state ``x`` ``[b, i, d]``, unchecked: for engines that come back to a layer. Of a
+        decoder's first layer ``x`` is the embedding of its tokens."""
         ...
 
     def restore(self, layer: LinearizedLayer) -> LinearizedLayer:

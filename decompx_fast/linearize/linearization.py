@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from ..errors import InputError, NumericalError, UnsupportedModelError
 from .architectures import describe, find_family, unwrap
 from .copies import Copies
+from .encoder import Encoder
 from .evaluate_head import Read
 from .layer import Head, LinearizedLayer
 from .model_run import ModelRun, check_embedding_mode, plain_mode, run_model, undisturbed
@@ -39,6 +40,9 @@ TOLERANCE = {torch.float64: 1e-10, torch.float32: 5e-5, torch.float16: 1e-2, tor
 TF32_TOLERANCE = 1e-2
 
 
+#: What a decoder reads, where there is an encoder too.
+DECODER_IDS = "decoder_input_ids"
+
 #: A layer that was recorded, and the largest gap of its steps.
 _Recorded = tuple[LinearizedLayer, float]
 
@@ -49,7 +53,8 @@ class HuggingFaceLinearization(Recomputed):
     Satisfies :class:`decompx_fast.linearize.layer.ReadsTerms`.
 
     Attributes:
-        embedding: ``[b, i, d]``, the output of the embedding block, in the dtype of the computation.
+        embedding: ``[b, i, d]``, the output of the embedding block, in the dtype of the computation; of an
+            encoder-decoder those of both, the encoder's first.
         num_layers: number of layers.
         max_gap: the largest gap seen so far between a recomputed state, or the checked step of a recorded layer, and
             the model's own, relative.
@@ -67,7 +72,11 @@ class HuggingFaceLinearization(Recomputed):
     ) -> None:
         read = own_read(spec, {}) if read is None else read
         values = ModelValues(None, spec, run, read) if values is None else values
-        super().__init__(spec, run.contexts, run.states[0].to(dtype), values, read)
+        embedding, encoder = run.states[0], None
+        if run.decoder_embedding is not None:
+            encoder = Encoder(spec.encoder_layers, embedding.shape[1])
+            embedding = torch.cat((embedding, run.decoder_embedding), dim=1)
+        super().__init__(spec, run.contexts, embedding.to(dtype), values, read, encoder)
         self._record = record
         self._run = run
         self._dtype = dtype
@@ -90,9 +99,9 @@ class HuggingFaceLinearization(Recomputed):
         yield from self._stream(lambda index: held.pop(index, None))
 
     def _stream(self, recorded_layer: Callable[[int], _Recorded | None]) -> Iterator[LinearizedLayer]:
-        x = self.embedding
+        x = self._start(0)
         for index in range(self.num_layers):
-            recorded = recorded_layer(index)
+            x, recorded = self._before(index, x), recorded_layer(index)
             if recorded is None:
                 layer = self.layer(index, x)
                 self._check(layer.output, self._run.states[index + 1], f"layer {index}")
@@ -115,12 +124,12 @@ class HuggingFaceLinearization(Recomputed):
 
     def again(self, embedding: Tensor) -> Recomputed:
         """The same model on another embedding ``[b, i, d]``, in its dtype, unchecked."""
-        return Recomputed(self._spec, self.contexts, embedding, self._values, self._read)
+        return Recomputed(self._spec, self.contexts, embedding, self._values, self._read, self.encoder)
 
     def outputs(self, positions: Tensor) -> Iterator[tuple[slice, Tensor]]:
         """The model's own outputs at positions ``[b, p]``, in blocks of positions ``[b, ., C]``: a vocabulary's are
         never held for all of them. For models that have outputs at each position."""
-        return self._values.blocks(positions)
+        return self._values.blocks(positions if self.encoder is None else self.encoder.in_decoder(positions))
 
     def head(self, x: Tensor, terms: Terms | None = None) -> Head:
         """The head where it is read for these terms, on the last layer's output ``x`` ``[b, i, d]``, checked against
@@ -189,7 +198,8 @@ def linearize(
     Args:
         model: a supported Hugging Face classifier (see :func:`supported_architectures`).
         inputs: what its ``forward`` takes: ``input_ids`` ``[b, i]`` and perhaps ``token_type_ids``,
-            ``position_ids``; equally long, no padding, on the model's device.
+            ``position_ids``; equally long, no padding, on the model's device. Of an encoder-decoder
+            ``decoder_input_ids`` too, unless the model itself makes them of the others.
         dtype: in which the constants are computed: float64 or float32. ``None``: float64 for a float64 model, float32
             for all others.
         record: make the layers of what the model multiplies while it runs (:mod:`.record`), instead of computing
@@ -222,6 +232,7 @@ def linearize(
         renewed = _has_pre_hooks(model)
         if renewed:  # hooks before a module may renew its weights: what was noted would be of this call alone
             hooked = {n for n, layer in enumerate(spec.layer_modules) if _has_pre_hooks(layer)}
+        inputs = with_decoder_inputs(spec, inputs)
         listener = Record(spec.layers, dtype, hooked) if record else None
         run = run_model(model, spec, inputs, listener)
         if renewed:  # such hooks may have made other weights than those that were there before the run
@@ -238,6 +249,22 @@ def linearize(
     if dtype not in (torch.float32, torch.float64):
         raise InputError(f"dtype={dtype}: the linearisation is computed in torch.float32 or torch.float64")
     return HuggingFaceLinearization(spec, run, dtype, listener, read=positions, values=values)
+
+
+def with_decoder_inputs(spec: ModelSpec, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """The inputs with what the decoder reads, where there is one and the model makes that of the encoder's.
+
+    Raises:
+        InputError: if it is to be given, and is not.
+    """
+    if not spec.encoder_layers or DECODER_IDS in inputs:
+        return inputs
+    if spec.shifted is None:
+        raise InputError(
+            f"this model has a decoder, and the inputs hold {', '.join(inputs)}: give {DECODER_IDS} too, which begin "
+            "with the token that the decoder starts with"
+        )
+    return {**inputs, DECODER_IDS: spec.shifted(inputs["input_ids"])}
 
 
 def _reading(spec: ModelSpec, read: int | Literal["mean", "each"] | None) -> ModelSpec:

@@ -33,7 +33,7 @@ class AttentionPattern:
 
     Attributes:
         query: ``[b, h, i, v]``, rotary positions applied.
-        key: ``[b, g, j, v]``.
+        key: ``[b, g, j, v]``; of a cross attention there may be more or fewer ``j`` than ``i``.
         scale: the factor of the logits.
         causal: whether position ``i`` attends ``j <= i`` only.
         window: if given, position ``i`` attends ``j`` with ``|i - j| < window`` only.
@@ -103,9 +103,10 @@ class AttentionPattern:
     def columns(self, rows: slice) -> slice:
         """The narrowest range of positions that holds all that ``rows`` (a slice with a start and a stop) attend."""
         n = self.key.shape[2]
-        window = n if self.window is None else self.window
-        first = max(rows.start - window + 1, 0)
-        last = rows.stop - 1 if self.causal else rows.stop - 1 + window - 1
+        first = 0 if self.window is None else max(rows.start - self.window + 1, 0)
+        if self.window is None and not self.causal:
+            return slice(0, n)
+        last = rows.stop - 1 if self.window is None or self.causal else rows.stop + self.window - 2
         return slice(first, min(last + 1, n))
 
     def of_heads(self, kv_heads: slice) -> AttentionPattern:

@@ -202,9 +202,10 @@ class Record:
         layer = linearize_layer(self._layers[index], index, x.detach(), context, steps)
         if layer.output.shape != state.shape:
             return
+        if not steps.sketches:  # it multiplies nothing, so that nothing of it is known already
+            return
         # All products of the layer at once: what takes time here is the number of operations, not their size.
-        expected, found = map(torch.stack, zip(*steps.sketches, strict=True))
-        gap = torch.maximum(row_gap(expected, found), row_gap(layer.output, state)).item()
+        gap = torch.maximum(_product_gap(steps.sketches), row_gap(layer.output, state)).item()
         self._last_mark = _Mark(state, state._version, _sketch(state))
         if not gap <= STEP_TOLERANCE[x.dtype]:
             _forget(self._layers[index])
@@ -271,6 +272,15 @@ def product_sketches(map_: Affine, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor
     """
     expected = F.linear(x, *_projected(map_))
     return expected, _sketch(y)
+
+
+def _product_gap(sketches: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """The :func:`row_gap` of products together, each as it should be and as it is; a memory has its own positions."""
+    alike: dict[torch.Size, list[tuple[Tensor, Tensor]]] = {}
+    for pair in sketches:
+        alike.setdefault(pair[0].shape, []).append(pair)
+    gaps = [row_gap(*map(torch.stack, zip(*same, strict=True))) for same in alike.values()]
+    return gaps[0] if len(gaps) == 1 else torch.stack(gaps).amax()
 
 
 def row_gap(ours: Tensor, theirs: Tensor) -> Tensor:

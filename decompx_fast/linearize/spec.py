@@ -83,6 +83,7 @@ class AttentionSpec:
         sink: ``[h]``, a logit of each head whose weight goes nowhere, or ``None``.
         before: a map and a norm that queries and keys are read through, or ``None``.
         hubs: positions that are attended from everywhere, instead of ``causal`` and ``window`` where there are some.
+        memory: whether keys and values are those of the encoder's last state (:mod:`.encoder`): cross attention.
     """
 
     kind: ClassVar[str] = "attention"
@@ -101,6 +102,7 @@ class AttentionSpec:
     sink: Tensor | None = None
     hubs: HubSpec | None = None
     before: tuple[Affine, NormSpec] | None = None
+    memory: bool = False
 
 
 @dataclass(frozen=True)
@@ -185,6 +187,7 @@ OpSpec = AttentionSpec | FeedForwardSpec | ConvolutionSpec | RoutedSpec | StateM
 class SublayerSpec:
     """``x <- post_norm(x + out_norm(sum_op op(pre_norm(x))))``; a convolution stands alone, in the first layer, and so
     does a map to or from a narrower state, of which there is one at the start and one at the end of a layer, if any.
+    Without one at the end the state goes on as the narrower one, which is then as wide.
 
     ``reads_wide`` is as for :class:`.layer.Sublayer`.
     """
@@ -233,6 +236,27 @@ class PictureLimits:
 
 
 @dataclass(frozen=True)
+class SoundLimits:
+    """How a model cuts sounds into frames of time, or into patches of time and frequency.
+
+    Attributes:
+        name: what it calls its input.
+        axes: of one input: ``time`` alone for samples, or ``time`` and ``mel`` of a spectrogram.
+        sizes: of these axes; ``None``: any.
+        special: the names of the positions before those of the frames.
+        step: by how much of frequency and of time one row and one column is away from the next.
+        grid: from the size of the axis ``time``, the rows of frequency and the columns of time.
+    """
+
+    name: str
+    axes: tuple[str, ...]
+    sizes: tuple[int | None, ...]
+    special: tuple[str, ...]
+    step: tuple[int, int]
+    grid: Callable[[int], tuple[int, int]]
+
+
+@dataclass(frozen=True)
 class InputLimits:
     """What inputs a model has embeddings for.
 
@@ -240,16 +264,20 @@ class InputLimits:
         positions: how many tokens it takes.
         sizes: of each input, the first number that is too large: ``{"input_ids": 30522, "token_type_ids": 2}``.
         picture: what pictures it takes; ``None``: it reads texts.
+        sound: what sounds it takes; ``None``: it reads something else.
+        padded: whether texts are padded to so many tokens, and the padding is attended as any other token is.
     """
 
     positions: int | None
     sizes: Mapping[str, int]
     picture: PictureLimits | None = None
+    sound: SoundLimits | None = None
+    padded: bool = False
 
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A whole model as data.
+    """A whole model as data; of an encoder-decoder the layers of the encoder, and then those of the decoder.
 
     Attributes:
         layer_modules: the modules that are called with the hidden states, in the order of their calls: one that serves
@@ -275,6 +303,10 @@ class ModelSpec:
         given: what the model, or the backbone, is called with besides these inputs, computed from them.
         outputs_of: gives the outputs ``[r, C]`` of the states ``[r, d]`` by the head modules of the model that it is
             given. ``None``: the model is run with its head, and gives logits ``[b, C]``.
+        encoder_layers: how many layers are those of an encoder, whose last state is what attentions with ``memory``
+            read (:mod:`.encoder`); 0: there is no decoder apart.
+        shifted: makes the ids that the decoder reads of those ``[b, i]`` that the encoder reads, where the model does
+            so by itself; ``None``: they are an input of their own, ``decoder_input_ids``.
     """
 
     layer_modules: tuple[nn.Module, ...]
@@ -290,6 +322,8 @@ class ModelSpec:
     backbone: nn.Module | None = None
     given: Callable[[Mapping[str, Tensor]], Mapping[str, Any]] | None = None
     outputs_of: Callable[[nn.Module, Tensor], Tensor] | None = None
+    encoder_layers: int = 0
+    shifted: Callable[[Tensor], Tensor] | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "state_modules", self.state_modules or self.layer_modules)
@@ -297,6 +331,7 @@ class ModelSpec:
             raise ValueError("read='each' needs outputs_of: no head is run on all positions")
         for index, layer in enumerate(self.layers):
             _check_convolutions(layer, index)
+            _check_memory(layer, index, self.encoder_layers)
 
     @property
     def reads_all(self) -> bool:
@@ -364,3 +399,18 @@ def _check_convolutions(layer: LayerSpec, index: int) -> None:
                     f"layer {index} has a convolution: it must be in layer 0, the only operation of its sublayer, "
                     "without pre_norm and out_norm"
                 )
+
+
+def _check_memory(layer: LayerSpec, index: int, encoder_layers: int) -> None:
+    """What engines rely on: a decoder's layer begins with an attention to all before, so that what has reached a
+    position are the encoder's tokens and all of the decoder's up to it; a cross attention is alone in its sublayer."""
+    crossing = [part for part in layer if any(isinstance(op, AttentionSpec) and op.memory for op in part.ops)]
+    if not crossing:
+        return
+    first = layer[0].ops[0]
+    plain = isinstance(first, AttentionSpec) and first.causal and first.window is None and not first.memory
+    if index < encoder_layers or not encoder_layers or not plain or any(len(part.ops) > 1 for part in crossing):
+        raise ValueError(
+            f"layer {index} has a cross attention: it must be a layer after those of an encoder, which begins with a "
+            "causal attention without a window, and the only operation of its sublayer"
+        )

@@ -34,8 +34,28 @@ TWO_HEADED = tuple(
     for architecture in ("Albert", "Bert", "BigBird", "Ernie", "MegatronBert", "MobileBert")
 )
 
-#: By the name of the task; see :mod:`decompx_fast.request.tasks` for what each asks.
+#: Classes of classifiers of sounds, whose names would be those of classifiers of texts.
+_OF_SOUNDS = tuple(
+    f"{name}ForSequenceClassification"
+    for name in (
+        "Data2VecAudio",
+        "Hubert",
+        "SEW",
+        "SEWD",
+        "UniSpeech",
+        "UniSpeechSat",
+        "Wav2Vec2",
+        "Wav2Vec2Bert",
+        "Wav2Vec2Conformer",
+        "WavLM",
+    )
+)
+
+#: By the name of the task, sounds first; see :mod:`decompx_fast.request.tasks` for what each asks.
 KINDS = {
+    "audio-classification": Kind(
+        ("ForAudioClassification", *_OF_SOUNDS), "AutoModelForAudioClassification", "audio classification"
+    ),
     "text-classification": Kind(
         ("ForSequenceClassification",), "AutoModelForSequenceClassification", "sequence classification"
     ),
@@ -47,6 +67,9 @@ KINDS = {
     ),
     "fill-mask": Kind(("ForMaskedLM", "WithLMHeadModel"), "AutoModelForMaskedLM", "masked language modelling"),
     "text-generation": Kind(("ForCausalLM", "LMHeadModel"), "AutoModelForCausalLM", "language modelling"),
+    "text2text-generation": Kind(
+        ("ForConditionalGeneration", "MTModel"), "AutoModelForSeq2SeqLM", "writing a text from a text"
+    ),
     "multiple-choice": Kind(("ForMultipleChoice",), "AutoModelForMultipleChoice", "multiple choice"),
     "image-classification": Kind(
         ("ForImageClassification", "ForImageClassificationWithTeacher"),
@@ -61,8 +84,11 @@ KINDS = {
     ),
 }
 
-#: The task of models that read pictures.
-PICTURES = "image-classification"
+#: The tasks of models that write: on from a prompt, or by a decoder from what an encoder reads.
+WRITES_ON, WRITES_ANEW = "text-generation", "text2text-generation"
+
+#: The tasks of models that read pictures, and sounds.
+PICTURES, SOUNDS = "image-classification", "audio-classification"
 
 #: What is taken for the task of a model whose class says none: it is what it was asked first.
 DEFAULT = "text-classification"

@@ -53,6 +53,7 @@ class Reader:
         device: the model's; tensors that the user prepared must be there, everything else is moved.
         split: texts are lists of words.
         prompts: inputs are what a language model goes on from, which the beginning of text alone may be.
+        pad_to: texts are padded to so many tokens, which the model reads as any others; ``None``: to none.
     """
 
     def __init__(
@@ -66,8 +67,10 @@ class Reader:
         device: torch.device | None = None,
         split: bool = False,
         prompts: bool = False,
+        pad_to: int | None = None,
     ) -> None:
         self.split = split
+        self.pad_to = pad_to
         self.prompts = prompts
         self.tokenizer = tokenizer
         self.max_positions = max_positions
@@ -90,6 +93,11 @@ class Reader:
             InputError: for what cannot be read, naming which one it is.
         """
         if isinstance(items, Mapping):
+            if self.pad_to is not None and "attention_mask" in items:
+                raise InputError(
+                    f"this model reads padding as it does other tokens: give input_ids padded to {self.pad_to} tokens "
+                    "and no attention_mask, or the text itself"
+                )
             taken = MODEL_INPUTS + ((BOXES,) if BOXES in self.sizes else ())
             encoding = Encoding(items, taken, self._check_device)
             return self._each(range(len(encoding)), lambda n, _: self._read_row(encoding, n)), encoding.is_single
@@ -187,12 +195,14 @@ class Reader:
 
     def _tokenize(self, texts: tuple[Any, ...], where: str, **options: Any) -> Mapping[str, Any]:
         """What the tokenizer says of one text or pair; any callable that gives ids will do."""
+        wanted: dict[str, Any] = {"truncation": False, "max_length": None, "padding": False}
+        if self.pad_to is not None:
+            wanted |= {"max_length": self.pad_to, "padding": "max_length"}
         try:
             with _tokenizing:
                 found = self.tokenizer(
                     *texts,
-                    **{"truncation": False, "max_length": None} | options,
-                    padding=False,
+                    **wanted | options,
                     return_special_tokens_mask=True,
                     return_offsets_mapping=bool(getattr(self.tokenizer, "is_fast", False)),
                     verbose=False,
@@ -286,7 +296,7 @@ class Reader:
         words, missing = len(special) - sum(special), sum(unknown)
         if missing:
             about["unknown_tokens"] = missing
-        if missing >= MANY_UNKNOWN * words:
+        if missing and missing >= MANY_UNKNOWN * words:
             self.notices.unknown.add(where, f"{missing} of {words} tokens")
         return about
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, get_args
 import torch
 
 from ..errors import InputError
+from .blocks import encoder_sources
 from .kinds import EngineName, ProblemType, SourceUnit
 from .readings import Answer, Entity, Prediction, read_all_back, read_back
 from .words import Span
@@ -129,7 +130,8 @@ def check_lengths(explanation: Explanation) -> None:
         found = len(getattr(explanation, name))
         if found != length:
             raise InputError(f"{name} must have {length} entries ({sources} tokens, {columns} targets), got {found}.")
-    if len(explanation.texts) > 2:
+    most = 2 if encoder_sources(explanation) is None else 4  # a decoder's are texts of their own
+    if len(explanation.texts) > most:
         raise InputError(f"texts holds one text, or two of a pair, got {len(explanation.texts)}.")
     for index in explanation.target_ids:
         if index is not None and not 0 <= index < len(explanation.labels):

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple, SupportsIndex, TypeAlias
 import torch
 
 ProblemType = Literal["single_label", "multi_label", "regression", "positions"]
-SourceUnit = Literal["token", "word", "sentence", "group", "patch"]
+SourceUnit = Literal["token", "word", "sentence", "group", "patch", "frame"]
 EngineName = Literal["reference", "forward", "adjoint"]
 
 #: A target as users name it: a name, the index of a class, or None for the predicted class.

@@ -15,6 +15,7 @@ TaskName = Literal[
     "question-answering",
     "fill-mask",
     "text-generation",
+    "text2text-generation",
     "multiple-choice",
     "next-sentence-prediction",
     "image-classification",

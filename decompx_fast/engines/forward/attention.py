@@ -32,12 +32,12 @@ def attend_(
     """Equation 4: ``out[i,k] += sum_h sum_j alpha[h,i,j] u[j,k] W_V^h W_O^h``, a block of sources at a time.
 
     Args:
-        x: the state, ``[b, i, k, d]``, contiguous.
+        x: what it reads, ``[b, j, k, d]``, contiguous: the state, or the memory.
         op: the attention.
         options: block sizes and rules.
         pre_norm, pre_shares: the norm before it, and how its bias is shared, ``[b, j, k]``.
         ride: whether the value bias rides inside the value vectors of its own token (first layer, ``released``).
-        out: what is added to; ``None`` for ``x`` itself.
+        out: what is added to, ``[b, i, k, d]``; ``None`` for ``x`` itself.
         join: called with what the attention gives, ``[b, i, k, d]``, and the bias that is still to be added, instead
             of adding it; only where all sources are one block.
 
@@ -46,15 +46,16 @@ def attend_(
     """
     b, n, k, d = x.shape
     out = x if out is None else out
+    n_out = out.shape[1]
     bias = remaining_bias(op, ride)
-    collector = options.collector(bias, x) if join is None else None
+    collector = options.collector(bias, out) if join is None else None
     w_out = op.w_out.to(x.dtype)
     n_gv, n_hv = op.w_value.shape[1], w_out.shape[0]
     patterns = [options.alpha(part.pattern, x.dtype) for part in op.parts]
     for sources in blocks(k, options.n_sources):
         width = sources.stop - sources.start
-        area = b * n * width
-        left, right = options.workspace.take((area * max(d, n_hv),), (area * max(d, n_gv),))
+        area = b * max(n, n_out) * width
+        left, right = options.workspace.take((area * max(d, n_hv),), (area * max(w_out.shape[1], n_gv),))
         if pre_norm is None and width == k:
             u = x
         else:
@@ -69,11 +70,11 @@ def attend_(
             beside = list(_mix_hubs(patterns[1], values, op, options))
         if op.hubs is None or op.hubs.w_value is not op.w_value:
             _project(u, op, options, sources, ride=ride, out=values)
-        mixed = carve(left, b, n, width, n_hv)  # u is not read again
+        mixed = carve(left, b, n_out, width, n_hv)  # u is not read again
         _mix(patterns[0], values, op, options, out=mixed)
         for rows, part in beside:
             mixed[:, rows] += part
-        z = carve(right, b, n, width, w_out.shape[1])  # nor are the values
+        z = carve(right, b, n_out, width, w_out.shape[1])  # nor are the values
         matmul(mixed, w_out, out=z)
         if join is not None:
             patterns = []  # not needed any more
@@ -137,7 +138,7 @@ def attend_row(
     than ``N``.
 
     Args:
-        x: the state, ``[b, i, k, d]``, contiguous; left as it is.
+        x: what it reads, ``[b, j, k, d]``, contiguous; left as it is.
         position: the row wanted.
         op, options, pre_norm, pre_shares, ride: as in :func:`attend_`.
 

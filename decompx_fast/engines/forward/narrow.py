@@ -22,11 +22,12 @@ def has_narrow(layer: LinearizedLayer) -> bool:
 
 
 def apply_narrow(run: Any, layer: LinearizedLayer, *, first: bool, positions: Sequence[int] | None = None) -> None:
-    """Move the state through a layer of this form: narrow, sublayers, widen.
+    """Move the state through a layer of this form: narrow, sublayers, and perhaps widen.
 
     Args:
         run: the engine's run, whose state is moved in place.
-        layer: whose first sublayer is the way in and whose last is the way out.
+        layer: whose first sublayer is the way in and whose last is the way out; without one the state goes on as the
+            narrower one.
         first: whether the state is still the embedding.
         positions: of a last layer, those that are read: where that costs less, nothing else is computed, and they are
             all that remains of the state.
@@ -39,15 +40,24 @@ def apply_narrow(run: Any, layer: LinearizedLayer, *, first: bool, positions: Se
         _to_rows(run, steps, positions, ride=ride)
         return
     h, pending = _narrowed(run, steps[0]), None
-    for step in steps[1:-1]:
+    widens = _widens(steps)
+    for step in steps[1:-1] if widens else steps[1:]:
         if step.sublayer.has_attention:
             source = run.x if step.sublayer.reads_wide else h
             pending = attend_(source, attention_of(step.sublayer), run.mixing, ride=ride, out=h)
         for rows in _blocks(run):
             _finish(run, step, h, rows, rows, pending=pending)
         pending = None
+    if not widens:
+        run.x = h
+        return
     for rows in _blocks(run):
         _widen_(run, steps[-1], run.x, h, rows, rows)
+
+
+def _widens(steps: Sequence[Any]) -> bool:
+    """Whether the last of these is the way out of the narrower state."""
+    return isinstance(steps[-1].sublayer.ops[0], StateMap)
 
 
 def _rows_are_cheaper(run: Any, steps: Sequence[Any], wanted: int) -> bool:
@@ -80,13 +90,16 @@ def _row_after(run: Any, steps: Sequence[Any], position: int, whole: Tensor | No
             _narrow_(run, steps[0], x, h, items, constants)
     else:
         h = whole[:, position : position + 1].clone()
-    for step in steps[1:-1]:
+    widens = _widens(steps)
+    for step in steps[1:-1] if widens else steps[1:]:
         branch, pending = None, None
         if step.sublayer.has_attention:
             source = run.x if whole is None else whole
             branch, pending = attend_row(source, position, attention_of(step.sublayer), run.mixing, ride=ride)
         for items, constants in blocks_of_items:
             _finish(run, step, h, items, constants, pending=pending, branch=branch)
+    if not widens:
+        return h
     for items, constants in blocks_of_items:
         _widen_(run, steps[-1], x, h, items, constants)
     return x

@@ -49,7 +49,13 @@ class Step:
 
 @dataclass
 class Propagation:
-    """One explanation under way: the state, and what every layer needs to move it on."""
+    """One explanation under way: the state, and what every layer needs to move it on.
+
+    Attributes:
+        x: ``[b, i, k, d]``, the state; the last layer leaves of it the position that is read, and those asked for.
+        memory: ``[b, j, k, d]``, of an encoder-decoder the encoder's last state, once it is there.
+        held: the positions of the state that are left; ``None``: all.
+    """
 
     linearization: Linearization
     config: DecompXConfig
@@ -62,18 +68,31 @@ class Propagation:
     terms: Terms | None = None
 
     def __post_init__(self) -> None:
-        self.embedding = self.linearization.embedding.to(self.dtype)
-        b, n, d = self.embedding.shape
-        # [b, i, k, d]; the last layer leaves of it the position that is read, and those asked for
-        self.x = self.embedding.new_empty(b, n, self.plan.costs.k, d)
-        self.held: tuple[int, ...] | None = None  # the positions that are left; None: all
+        self.member = self.mixing.member  # [b, i], of all tokens
+        self.memory: Tensor | None = None
+        self.held: tuple[int, ...] | None = None
         self.stages: dict[str, Tensor] = {}
         self.conditioning = Conditioning(self.dtype, self.config.bias, model_dtype_of(self.linearization))
-        self.reach: Reach | None = Reach.own(n, self.embedding.device)
+        self._begin(0)
         self.keeps_rows = not {"encoder", "aggregated"}.isdisjoint(self.config.stages)
+
+    def _begin(self, layer: int) -> None:
+        """A new state, of the tokens that the layers from this one on work on; not yet filled."""
+        encoder = self.linearization.encoder
+        self.own = slice(None) if encoder is None else encoder.part(layer)
+        self.embedding = self.linearization.embedding[:, self.own].to(self.dtype)
+        self.mixing = dataclasses.replace(self.mixing, member=self.member[:, self.own])
+        self.reach: Reach | None = Reach.at_start(self.linearization, layer)
+        b, n, d = self.embedding.shape
+        self.x = self.embedding.new_empty(b, n, self.plan.costs.k, d)
 
     def apply(self, layer: LinearizedLayer) -> None:
         """Move the state through one layer."""
+        encoder = self.linearization.encoder
+        if encoder is not None and layer.index == encoder.layers:
+            self.memory = self.x
+            self._begin(layer.index)
+            self._put_embedding()
         check_layer(layer, self.dtype)
         self.conditioning.note(layer, self.x if layer.index else self.embedding.unsqueeze(2))
         last = layer.index == self.linearization.num_layers - 1
@@ -115,7 +134,7 @@ class Propagation:
         if self.config.bias != "equal":
             return self.sharing
         n_sources = self.plan.costs.k - self.sharing.collects
-        shares = equal_shares(reach, self.mixing.member, n_sources, wide(self.dtype))  # [b, i, k]
+        shares = equal_shares(reach, self.member, n_sources, wide(self.dtype))  # [b, i, k]
         return dataclasses.replace(self.sharing, known=shares.flatten(0, 1)[None])
 
     def _segment(self, part: Sequence[Step], *, first: bool, ride: bool, by_operator: bool) -> None:
@@ -155,7 +174,7 @@ class Propagation:
         if first:
             self._put_embedding()
         sublayer = part[0].sublayer
-        pre_norm = sublayer.pre_norm if sublayer.has_attention and self.config.ln1 else None
+        pre_norm = self._attended(sublayer)[1] if sublayer.has_attention else None
         shares = self._norm_shares(pre_norm, part[0].before)
         rows = [self._row_after(part, position, pre_norm, shares, ride=ride) for position in positions]
         self.x = rows[0] if len(rows) == 1 else torch.cat(rows, dim=1)
@@ -169,8 +188,9 @@ class Propagation:
         pending, branch = None, None
         if part[0].sublayer.has_attention:
             op = attention_of(part[0].sublayer)
+            read, _ = self._attended(part[0].sublayer)
             branch, pending = attend_row(
-                self.x, position, op, self.mixing, pre_norm=pre_norm, pre_shares=shares, ride=ride
+                read, position, op, self.mixing, pre_norm=pre_norm, pre_shares=shares, ride=ride
             )
         x = self.x[:, position : position + 1].clone()
         for items in blocks(b, self.plan.blocks.direct_rows):
@@ -222,7 +242,7 @@ class Propagation:
     def _attend(self, step: Step, *, first: bool, ride: bool) -> tuple[PendingBias | None, Tensor | None]:
         """Add what the attention gives to the state, or return it apart where that is normed or joined by others."""
         sublayer = step.sublayer
-        op, pre_norm = attention_of(sublayer), sublayer.pre_norm if self.config.ln1 else None
+        op, (read, pre_norm) = attention_of(sublayer), self._attended(sublayer)
         apart = keeps_branch(sublayer, self.config)
         start = self._first_input(pre_norm, op) if first and not apart else None
         if start is not None:
@@ -234,8 +254,17 @@ class Propagation:
             self._put_embedding()
         shares = self._norm_shares(pre_norm, step.before)
         branch = torch.zeros_like(self.x) if apart else None
-        pending = attend_(self.x, op, self.mixing, pre_norm=pre_norm, pre_shares=shares, ride=ride, out=branch)
+        out = self.x if branch is None else branch
+        pending = attend_(read, op, self.mixing, pre_norm=pre_norm, pre_shares=shares, ride=ride, out=out)
         return pending, branch
+
+    def _attended(self, sublayer: Sublayer) -> tuple[Tensor, Norm | None]:
+        """What the attention of a sublayer reads, ``[b, j, k, d]``, and the norm before it: the state, or the memory as
+        it is, of whose norm nothing but queries is made then."""
+        if attention_of(sublayer).memory is None:
+            return self.x, sublayer.pre_norm if self.config.ln1 else None
+        assert self.memory is not None
+        return self.memory, None
 
     def _joins(self, sublayer: Sublayer) -> bool:
         """Whether what the attention gives can be added to the state, its bias shared and the norm taken in one go: all
@@ -255,10 +284,10 @@ class Propagation:
                 norm = at_rows(sublayer, rows).post_norm if self.config.ln1 else None
                 step.after.at(rows).add_norm_(x[:, rows], z[:, rows], bias, norm, after_residual=after_residual)
 
-        pre_norm = sublayer.pre_norm if self.config.ln1 else None
+        read, pre_norm = self._attended(sublayer)
         shares = self._norm_shares(pre_norm, step.before)
         op = attention_of(sublayer)
-        attend_(self.x, op, self.mixing, pre_norm=pre_norm, pre_shares=shares, ride=ride, join=join)
+        attend_(read, op, self.mixing, pre_norm=pre_norm, pre_shares=shares, ride=ride, out=self.x, join=join)
 
     def _first_input(self, norm: Norm | None, op: Attention) -> tuple[Tensor, Tensor | None] | None:
         """What the first attention reads where each token's vector is its own source's alone, and what one source has
@@ -266,7 +295,7 @@ class Propagation:
         what one source has is not passed on unchanged."""
         if norm is None:
             return self.embedding, None
-        u = norm.linear(self.linearization.embedding)
+        u = norm.linear(self.linearization.embedding[:, self.own])
         if norm.bias is None or self.config.bias == "none":
             return u.to(self.dtype), None
         if self.config.bias in ("cls", "bias_token"):
@@ -330,7 +359,7 @@ class Propagation:
         if name != "equal":
             return Rule(name)
         n_sources, rows = self.plan.costs.k - self.sharing.collects, self.head.reading.rows
-        return Rule(name, equal_shares_at_head(self.reach, rows, self.mixing.member, n_sources, wide(self.dtype)))
+        return Rule(name, equal_shares_at_head(self.reach, rows, self.member, n_sources, wide(self.dtype)))
 
     def _keep_pooled(self, pooled: Tensor) -> None:
         alone = self.terms is None or self.terms.positions is None

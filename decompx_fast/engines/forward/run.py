@@ -105,6 +105,8 @@ def _start(
     b, n, _ = embedding.shape
     check_embedding(embedding, dtype)
     wanted = check_positions(positions, n)
+    if linearization.encoder is not None:
+        wanted = tuple(linearization.encoder.in_decoder(torch.tensor(wanted, dtype=torch.int64)).tolist())
     n_sources = None if sources is None else count_sources(sources, b, n)
     the_plan = plan(
         ModelShape.from_linearization(linearization, layer, terms),

@@ -22,7 +22,7 @@ READ: dict[str, int | Literal["mean"]] = {"mean": "mean", "cls": 0, "lasttoken":
 BARE_MODELS: dict[str, Callable[[Module], ModelSpec]] = {
     name: family
     for name, family in FAMILIES.items()
-    if name.endswith("Model") and not name.endswith(("LMHeadModel", "DoubleHeadsModel"))
+    if name.endswith("Model") and not name.endswith(("LMHeadModel", "DoubleHeadsModel", "MTModel"))
 }
 
 
