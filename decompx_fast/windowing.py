@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from .asking import Asker
+from .asking import AskedOf, Asker
 from .errors import InputError, OptionError
 from .linearize.linearization import linearize
 from .linearize.model_run import plain_mode
@@ -187,7 +187,9 @@ class LongContexts:
         inputs = {name: torch.stack([one.inputs[name] for one in batch]).to(e.device) for name in batch[0].inputs}
         with plain_mode(e.device):
             model = linearize(e.model, inputs, copies=e.copies)
-            asked = asker.ask(batch, asker.reads(batch), model)
+            # A decoder that reads the text again has the outputs after the encoder's tokens.
+            asked_of = AskedOf(batch, 0 if model.encoder is None else model.encoder.tokens)
+            asked = asker.ask(batch, asker.reads(batch), asked_of.outputs_of(model))
         return [one.answer for one in asked if one.answer is not None]
 
 
