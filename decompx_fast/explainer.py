@@ -192,7 +192,8 @@ class DecompX(ExplainedModel):
             max_seq_len, doc_stride: of question answering, where the context is longer than the model: it is read in
                 windows of so many tokens (``None``: as many as the model has positions), two of which share so many of
                 the context (``None``: 128, or half of a window's). The window with the best answer is explained, or the
-                one that holds what ``at`` names; ``metadata`` has its number as ``window``, from 0, of ``windows``.
+                one that holds what ``at`` names, whose own best answer is then the ``answer``; ``metadata`` has its
+                number as ``window``, from 0, of ``windows``. Group ids (``sources``) are those of all tokens.
             ignore_labels: of token classification, the background's; ``None``: ``["O"]``.
             sources: what a source is: ``"token"``, ``"word"``, ``"sentence"``, or one group id per token. Of pictures
                 ``"patch"``, ``(rows, columns)`` of blocks, or group ids ``[rows, cols]``; of a sound also ``"frame"``,
