@@ -8,23 +8,26 @@ error.
 
 from __future__ import annotations
 
-import errno
-import io
 import os
 import re
-import signal
 import sys
-import threading
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
 from . import __version__
 from .cli_bulk import bulk
+from .cli_evaluate import evaluate
+from .cli_process import (
+    OUTPUT_ERRORS,
+    Ended,
+    Session,
+    ended_by_signals,
+    open_standard_streams,
+    pass_session,
+    silence_output,
+)
 from .cli_similarity import similarity
 from .config import BiasRule, Variant
 from .errors import DecompXError, OptionError
@@ -34,32 +37,6 @@ if TYPE_CHECKING:
     from .explainer import DecompX
 
 PROGRAM = "decompx-fast"
-
-# Written out, so that the help need not load them; a test compares them with those that there are.
-METHODS_HELP = """Methods, with commas between: random, occlusion, decompx, decompx-no-bias, decompx-no-ffn,
-decompx-no-head, decompx-released, raw-attention, effective-attention, attention-rollout, attention-flow, value-norms,
-value-norms-residual-ln, globenc, globenc-ffn, alti, value-zeroing, saliency-l1, saliency-l2, gradient-x-input,
-integrated-gradients, integrated-gradients-converged, attn-lrp, lime, kernel-shap. The report defines them."""
-METRICS_HELP = """Metrics, with commas between: aopc, accuracy, aopc-least, accuracy-least, comprehensiveness,
-sufficiency, prediction-performance."""
-
-
-@dataclass
-class Session:
-    """What a command tells the end of the program, where errors are said.
-
-    Attributes:
-        kept: what is done and where it is, if the command is ended early.
-    """
-
-    kept: str = ""
-
-    def keep(self, kept: str) -> None:
-        """Say this with whatever ends the command."""
-        self.kept = kept
-
-
-pass_session = click.make_pass_decorator(Session, ensure=True)
 
 
 class _Mebibytes(click.IntRange):
@@ -83,6 +60,9 @@ def cli() -> None:
 @cli.command()
 @click.argument("texts", nargs=-1, metavar="[TEXT]...")
 @click.option("--model", metavar="PATH", help="A classifier's folder or hub id. [default: the embedded demo model]")
+@click.option(
+    "--audio", "sounds", multiple=True, metavar="FILE", help="A WAV file, for a --model that reads them; repeatable."
+)
 @click.option(
     "--image", "images", multiple=True, metavar="FILE", help="A picture, for a --model that reads them; repeatable."
 )
@@ -116,6 +96,16 @@ def cli() -> None:
 @click.option(
     "--top-k", type=click.IntRange(min=1), metavar="N", help="So many of the likeliest labels or tokens at each place."
 )
+@click.option(
+    "--max-answer-tokens", type=click.IntRange(min=1), metavar="N", help="Of question answering. [default: 15]"
+)
+@click.option(
+    "--max-seq-len",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Of question answering: read a context in windows of N tokens. [default: as many as the model has positions]",
+)
+@click.option("--doc-stride", type=click.IntRange(min=0), metavar="N", help="Tokens that two windows share.")
 @click.option("--continuation", metavar="TEXT", help="Of a language model: what follows the text, to be explained.")
 @click.option(
     "--generate", type=click.IntRange(min=1), metavar="N", help="Let a language model write up to N tokens, explained."
@@ -161,6 +151,7 @@ def explain(
     texts: tuple[str, ...],
     model: str | None,
     images: tuple[str, ...],
+    sounds: tuple[str, ...],
     file: str | None,
     format_: str | None,
     text_column: str | None,
@@ -188,14 +179,18 @@ def explain(
     place as .partial. --task generate without --model is the embedded language
     model.
     """
-    if not texts and file is None and not images:
-        raise click.UsageError("there is nothing to explain: give a TEXT, --file FILE or --image FILE")
-    if images and (texts or file is not None or model is None):
+    if not texts and file is None and not images and not sounds:
+        raise click.UsageError("there is nothing to explain: give a TEXT, --file, --image or --audio FILE")
+    if images and (texts or sounds or file is not None or model is None):
         raise click.UsageError("--image is for a --model that reads pictures, and goes with no texts")
-    from .cli_explain import Outputs, Source, blocks, explain_all, places, run
+    if sounds and (texts or file is not None or model is None):
+        raise click.UsageError("--audio is for a --model that reads sounds, and goes with no texts")
+    from .cli_explain import Outputs, Source, explain_all, run
+    from .cli_values import blocks, places
 
     columns = {"text": text_column, "pair": pair_column, "id": id_column}
-    source = Source(texts or images, file, format_, columns, kind="picture" if images else "text")
+    kind = "picture" if images else "sound" if sounds else "text"
+    source = Source(texts or images or sounds, file, format_, columns, kind=kind)
     source.check()
     outputs, skip = Outputs.named(html, json_, jsonl, details=details), on_error == "skip"
     outputs.check(file)
@@ -240,48 +235,6 @@ def plan(model: str | None, tokens: int, device: str | None, **options: Any) -> 
 
 
 @cli.command()
-@click.option("--data", required=True, metavar="FILE", help="CSV, TSV, JSONL or Parquet; 'snippets': movie reviews.")
-@click.option("--out", required=True, metavar="DIR", help="Where results go; a run that was ended there goes on.")
-@click.option(
-    "--model", default="demo", metavar="PATH", help="A classifier's folder or hub id. [default: the demo model]"
-)
-@click.option("--methods", default="all", show_default=True, metavar="NAMES", help=METHODS_HELP)
-@click.option("--metrics", default="all", show_default=True, metavar="NAMES", help=METRICS_HELP)
-@click.option("--text-column", metavar="NAME", help="[default: text, or sentence]")
-@click.option("--pair-column", metavar="NAME", help="The second text of each pair.")
-@click.option("--label-column", metavar="NAME", help="Classes by name or index. [default: label]")
-@click.option(
-    "--label-map", multiple=True, metavar="LABEL=CLASS", help="The class of a label that has another name; repeatable."
-)
-@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Evaluate the first N texts only.")
-@click.option("--truncate", is_flag=True, help="Cut texts that are too long for the model, with a warning.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, metavar="N", help="Of random draws.")
-@click.option("--device", metavar="DEVICE", help="Where to compute, such as cuda. [default: cpu]")
-@click.option("--workers", type=click.IntRange(min=1), default=1, show_default=True, metavar="N", help="Processes.")
-@click.option("--quiet", is_flag=True, help="Print no table and no progress.")
-@pass_session
-def evaluate(session: Session, data: str, out: str, label_map: tuple[str, ...], quiet: bool, **options: Any) -> None:
-    """Measure how faithful attribution methods are to a model.
-
-    \b
-    Masks or removes the tokens that a method finds important, and looks at what
-    the model says then. Writes report.md, summary.json, results.parquet and
-    curves (PNG, SVG) to DIR. A killed run goes on where it was.
-    """
-    from .evaluation import evaluate as run_evaluation
-
-    classes = _label_map(label_map)
-    try:
-        found = run_evaluation(data, out=out, label_map=classes, progress=False if quiet else None, **options)
-    except KeyboardInterrupt:
-        session.keep(f"what is finished is kept in {out}, where the same command goes on")
-        raise
-    if not quiet:
-        click.echo(found.table())
-        click.echo(f"More in {found.folder / 'report.md'}")
-
-
-@cli.command()
 def doctor() -> None:
     """Print versions, devices, and which backends can be used and why not."""
     from .doctor import report
@@ -290,6 +243,7 @@ def doctor() -> None:
 
 
 cli.add_command(bulk)
+cli.add_command(evaluate)
 cli.add_command(similarity)
 
 
@@ -308,27 +262,14 @@ def _class(target: str, labels: tuple[str, ...]) -> str | int:
     return int(target) if labels and target.isdecimal() and target not in labels else target
 
 
-def _label_map(pairs: tuple[str, ...]) -> dict[str, str | int] | None:
-    """Labels and their classes, by name or index; a class's name may hold an equals sign, a label may not."""
-    found: dict[str, str | int] = {}
-    for pair in pairs:
-        label, equals, name = pair.partition("=")
-        if not equals or not name:
-            raise click.UsageError(f"--label-map {pair!r}: give LABEL=CLASS, such as pos=POSITIVE")
-        if label in found:
-            raise click.UsageError(f"--label-map names the label {label!r} twice")
-        found[label] = name
-    return found or None
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     session = Session()
     said = list(sys.argv[1:] if arguments is None else arguments)
-    _open_standard_streams()
+    open_standard_streams()
     warnings.showwarning = _show_warning
     try:
-        with _ended_by_signals():
+        with ended_by_signals():
             # What click's own main does, less its handling of errors.
             with cli.make_context(PROGRAM, said, obj=session) as context:
                 cli.invoke(context)
@@ -350,75 +291,15 @@ def main(arguments: list[str] | None = None) -> int:
     except (KeyboardInterrupt, click.exceptions.Abort):
         return _fail("interrupted", 1, session)
     except BrokenPipeError:
-        _silence_output()
+        silence_output()
         return 1
     except OSError as error:
-        if error.errno not in _OUTPUT_ERRORS:
+        if error.errno not in OUTPUT_ERRORS:
             return _fail_unexpected(error)
-        _silence_output()
+        silence_output()
         return _fail(f"standard output cannot be written: {error.strerror}", 1, session)
     except Exception as error:
         return _fail_unexpected(error)
-
-
-#: What the system says where standard output cannot be written: every other file is named by an error of our own.
-_OUTPUT_ERRORS = {getattr(errno, name, None) for name in ("ENOSPC", "EIO", "EBADF", "EFBIG", "EDQUOT")}
-
-
-class Ended(KeyboardInterrupt):
-    """A signal that ends the program; raised, so that nothing half-done is left."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__()
-        self.name = signal.Signals(number).name
-
-
-@contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """Raise :class:`Ended` where a signal would end the program without a word; the next one does."""
-
-    def end(number: int, _: object) -> None:
-        signal.signal(number, signal.SIG_DFL)
-        raise Ended(number)
-
-    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
-    if threading.current_thread() is not threading.main_thread():
-        numbers = []
-    numbers = [number for number in numbers if signal.getsignal(number) == signal.SIG_DFL]  # nohup ignores SIGHUP
-    for number in numbers:
-        signal.signal(number, end)
-    try:
-        yield
-    finally:
-        for number in numbers:
-            signal.signal(number, signal.SIG_DFL)
-
-
-class _ClosedOutput(io.TextIOBase):
-    """Stands for a standard output that was closed before the program began."""
-
-    encoding = "utf-8"
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, text: str) -> int:
-        raise OSError(errno.EBADF, "it is closed")
-
-
-def _open_standard_streams() -> None:
-    """Where standard output was closed, say so when it is written; and give its number to no other file."""
-    if sys.stdout is None:
-        sys.stdout = _ClosedOutput()
-        while (number := os.open(os.devnull, os.O_RDWR)) < 2:
-            pass
-        os.close(number)
-
-
-def _silence_output() -> None:
-    """Nobody reads standard output: Python would complain once more when it flushes it at exit."""
-    with suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _in_options(message: str) -> str:

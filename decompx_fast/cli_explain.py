@@ -7,7 +7,7 @@ import re
 import sys
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -56,7 +56,7 @@ class Source:
         file: ``None`` for none, ``"-"`` for standard input.
         format: of the file, where its name does not say it.
         columns: the names of the columns of texts, second texts and ids, as they were given.
-        kind: ``"picture"``: what is on the command line are paths of pictures.
+        kind: ``"picture"``, ``"sound"``: what is on the command line are paths of such files.
     """
 
     texts: tuple[str, ...]
@@ -66,16 +66,17 @@ class Source:
     kind: str = "text"
 
     def check_model(self, explainer: DecompX) -> None:
-        """Refuse pictures for a model of texts, and the other way round.
+        """Refuse pictures or sounds for a model of texts, and the other way round.
 
         Raises:
             UsageError: says which option to use.
         """
-        from .models.tasks import PICTURES
+        from .models.tasks import PICTURES, SOUNDS
 
-        reads = "picture" if explainer.task == PICTURES else "text"
+        reads = {PICTURES: "picture", SOUNDS: "sound"}.get(explainer.task, "text")
         if reads != self.kind:
-            way = "give --image FILE" if reads == "picture" else "give a TEXT, or --file FILE"
+            ways = {"picture": "give --image FILE", "sound": "give --audio FILE", "text": "give a TEXT, or --file FILE"}
+            way = ways[reads]
             raise click.UsageError(f"the task of this model is {explainer.task}, and it reads {reads}s: {way}")
 
     def check(self) -> None:
@@ -97,7 +98,7 @@ class Source:
             OptionError: for a column that is not there.
         """
         for number, text in enumerate(self.texts):
-            file = {"file": text} if self.kind == "picture" else {}
+            file = {} if self.kind == "text" else {"file": text}
             yield Input(number, f"{self.kind} {number + 1}", {"input": number, **file}, text)
         if self.file is None:
             return
@@ -152,30 +153,6 @@ def _input(number: int, row: Row, columns: Columns | None) -> Input:
 def _plain(value: Any) -> str | int | None:
     """An id as JSON has it: dates and the like as they are written."""
     return value if value is None or isinstance(value, (str, int)) else str(value)
-
-
-def blocks(written: str) -> str | tuple[int, int]:
-    """What a source is, as it is written on a command line: a unit, or into how many blocks a picture is divided."""
-    found = re.fullmatch(r"(\d+)x(\d+)", written)
-    return written if found is None else (int(found[1]), int(found[2]))
-
-
-def places(written: Sequence[str]) -> list[Any]:
-    """Places as they are written on a command line, for ``at=``; what looks like none is a string of the text."""
-    return [_place(one) for one in written]
-
-
-def _place(written: str) -> Any:
-    from .request.tasks.places import Word
-
-    kind, *numbers = written.split(":")
-    if kind == "word" and len(numbers) in (1, 2) and all(number.isdecimal() for number in numbers):
-        text, index = ([0, *map(int, numbers)])[-2:]
-        return Word(index, text=text)
-    parts = [kind, *numbers]
-    if all(re.fullmatch(r"\d+", part) for part in parts) and len(parts) in (2, 3):
-        return tuple(map(int, parts))
-    return int(written) if re.fullmatch(r"-?\d+", written) else written
 
 
 def explain_all(

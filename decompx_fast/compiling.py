@@ -16,9 +16,13 @@ def outside_compiler(function: _Function) -> _Function:
     ``torch.compiler.disable`` does that too, but imports the compiler, which takes seconds, for everybody.
     """
 
+    outside: Callable[..., Any] | None = None  # made once: that takes as long as some operations
+
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
-        dynamo = sys.modules.get("torch._dynamo")
-        return function(*args, **kwargs) if dynamo is None else dynamo.disable(function)(*args, **kwargs)
+        nonlocal outside
+        if outside is None and (dynamo := sys.modules.get("torch._dynamo")) is not None:
+            outside = dynamo.disable(function)
+        return (outside or function)(*args, **kwargs)
 
     return run  # type: ignore[return-value]

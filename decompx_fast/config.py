@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_type_hints
@@ -16,7 +17,7 @@ SplitRule = Literal["absdot", "abssim", "norm", "equal", "cls", "dot"]
 Variant = Literal["paper", "released"]
 Approximation = Literal["zero_origin", "linear", "relu"]
 TanhApproximation = Literal["zero_origin", "linear"]
-GateRule = Literal["value", "half"]
+GateRule = Literal["half", "value"]
 Aggregation = Literal["vector", "rollout", "none"]
 StageOutput = Literal["norm", "vector", "distance"]
 Stage = Literal["attention", "res1", "ln1", "ffn", "res2", "encoder", "aggregated", "pooler"]
@@ -45,8 +46,8 @@ class DecompXConfig:
         activation: ``zero_origin``: slope ``act(z) / z``; ``linear``: the tangent, whose intercept is shared like a
             bias; ``relu``: the mask ``z > 0`` (incomplete, for ablation).
         tanh: the same for the tanh of a classification head.
-        gate: for gated feed-forward networks ``act(g) * u``. ``value``: ``act(g)`` is frozen and ``u`` decomposed;
-            ``half``: each factor receives half of the product.
+        gate: for gated feed-forward networks ``act(g) * u``. ``half``: each factor receives half of the product, which
+            is the more faithful (``bench/results/gates.md``); ``value``: ``act(g)`` is frozen and ``u`` decomposed.
         ln1, ffn, ln2, head: ``False`` leaves that component out of the decomposition (ablations).
         aggregation: ``vector``: the vectors are carried through all layers; ``rollout``: each layer on its own, the
             matrices of norms multiplied; ``none``: each layer on its own.
@@ -68,7 +69,7 @@ class DecompXConfig:
     variant: Variant = "paper"
     activation: Approximation = "zero_origin"
     tanh: TanhApproximation = "zero_origin"
-    gate: GateRule = "value"
+    gate: GateRule = "half"
     ln1: bool = True
     ffn: bool = True
     ln2: bool = True
@@ -83,10 +84,9 @@ class DecompXConfig:
         if not isinstance(stages, (tuple, list)):
             raise OptionError(f"stages={stages!r} is not a list of stages: use some of {', '.join(map(repr, STAGES))}")
         object.__setattr__(self, "stages", tuple(stages))
-        hints = get_type_hints(type(self))
-        for field in dataclasses.fields(self):
-            if field.name != "stages":
-                _check_choice(field.name, getattr(self, field.name), _choices(hints[field.name]))
+        for name, allowed in _allowed().items():
+            if name != "stages":
+                _check_choice(name, getattr(self, name), allowed)
         for stage in self.stages:
             _check_choice("stages", stage, STAGES)
         self._check_combinations()
@@ -128,7 +128,7 @@ class DecompXConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """The options as plain values that JSON can hold."""
-        return dataclasses.asdict(self) | {"stages": list(self.stages)}
+        return {**vars(self), "stages": list(self.stages)}
 
     def replace(self, **changes: Any) -> DecompXConfig:
         """A copy with some options changed.
@@ -152,6 +152,13 @@ class DecompXConfig:
                 hint = f"did you mean {near[0]!r}?" if near else f"options are {', '.join(known)}"
                 raise OptionError(f"unknown option {name!r}: {hint}")
         return cls(**options)
+
+
+@functools.cache
+def _allowed() -> dict[str, tuple[Any, ...]]:
+    """The values of each option; to read them from the types takes as long as a few operations of a model."""
+    hints = get_type_hints(DecompXConfig)
+    return {field.name: _choices(hints[field.name]) for field in dataclasses.fields(DecompXConfig)}
 
 
 def _choices(hint: Any) -> tuple[Any, ...]:

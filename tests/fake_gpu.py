@@ -144,7 +144,8 @@ def install() -> None:
     torch.cuda.current_device = lambda: 0
     torch.cuda.get_device_capability = lambda device=None: (9, 0)
     torch.cuda.get_device_name = lambda device=None: "fake"
-    torch.cuda.get_device_properties = lambda device=None: SimpleNamespace(multi_processor_count=132)
+    properties = SimpleNamespace(name="fake", total_memory=80 << 30, major=9, minor=0, multi_processor_count=132)
+    torch.cuda.get_device_properties = lambda device=None: properties
     torch.cuda.synchronize = lambda device=None: None
     torch.cuda.mem_get_info = lambda device=None: (64 << 30, 80 << 30)
     torch.Tensor.cuda = lambda self, *_, **__: self.to("cuda")
@@ -152,9 +153,9 @@ def install() -> None:
 
 
 def pytest_configure(config) -> None:
-    from decompx_fast.linearize import spec
+    from decompx_fast.linearize import readers
 
-    spec.Tensor = Fake  # the one type of weights, besides a parameter, that is not refused
+    readers.Tensor = Fake  # the one type of weights, besides a parameter, that is not refused
 
 
 install()  # as a plugin is imported, before any test module asks what devices there are

@@ -54,6 +54,13 @@ def test_pairs_named_columns_and_limit(tmp_path):
     assert found.is_pairs
 
 
+def test_warnings_point_at_who_asked(tmp_path):
+    path = write(tmp_path / "x.csv", "text,label\nfine,positive\n")
+    with pytest.warns(UserWarning, match="'positive' as 'POSITIVE'") as caught:
+        read_dataset(path, LABELS)
+    assert caught[0].filename == __file__
+
+
 def test_labels_may_be_missing_and_may_be_numbers(tmp_path):
     assert read_dataset(write(tmp_path / "x.csv", "text\nfine\n"), LABELS).labels is None
     path = write(tmp_path / "x.jsonl", '{"text": "fine", "label": 1}\n')

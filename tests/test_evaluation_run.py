@@ -28,11 +28,6 @@ MARKS = "random,occlusion"
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory) -> str:
-    return evaluation_samples.save_classifier(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
 def data(tmp_path_factory) -> Path:
     return evaluation_samples.write_texts(tmp_path_factory.mktemp("data") / "texts.csv", N_TEXTS)
 
@@ -351,3 +346,21 @@ def test_a_text_that_cannot_be_read_is_named_by_its_line(model, tmp_path):
     data.write_text("text\nfine\n\n" + "word " * 300 + "\n", encoding="utf-8")
     with pytest.raises(InputError, match="line 4 of .*x.csv has 302 tokens"):
         evaluate(data, model, out=tmp_path / "out", methods="random")
+
+
+def test_texts_that_are_cut_or_unknown_are_warned_of(model, tmp_path):
+    data = tmp_path / "x.csv"
+    data.write_text("text\nfine\n" + "word " * 300 + "\n\u4dc0 \u4dc1\n", encoding="utf-8")
+    with pytest.warns(UserWarning) as caught:
+        evaluate(data, model, out=tmp_path / "out", methods="random", metrics="aopc", truncate=True)
+    said = [str(warning.message) for warning in caught]
+    assert any("line 3 of" in text and "was cut to the model's 64 positions" in text for text in said), said
+    assert any("line 4 of" in text and "unknown to the tokenizer" in text for text in said), said
+
+
+def test_a_model_that_chooses_no_class_is_refused_before_its_labels_are_read(tmp_path):
+    one = models.classifier(vocab=models.WORD_PIECES, labels=1, dtype=torch.float32)
+    data = tmp_path / "x.csv"
+    data.write_text("text,label\nfine,0.7\n", encoding="utf-8")
+    with pytest.raises(InputError, match="the model is one of regression"):
+        evaluate(data, DecompX(one, models.word_piece()), out=tmp_path / "out", methods="random")

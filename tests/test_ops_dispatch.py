@@ -173,10 +173,10 @@ def test_triton_is_usable_on_the_cpu_only_in_the_interpreter(interpreted):
 
 @pytest.mark.parametrize(
     ("triton", "numpy", "can"),
-    [("3.6.0", "2.4.6", True), ("3.6.0", "2.5.0", False), ("3.6.1", "3.0.0", False), ("3.7.0", "2.5.5", True)],
+    [("3.6.0", "2.3.5", True), ("3.6.0", "2.4.0", False), ("3.6.1", "3.0.0", False), ("3.7.0", "2.5.5", True)],
 )
 def test_the_interpreter_needs_a_numpy_that_it_knows(monkeypatch, triton, numpy, can):
-    """Triton 3.6 calls ``int`` on an array of shape [1], a TypeError from NumPy 2.5 on; 3.7.0 squeezes it before."""
+    """Triton 3.6 calls ``int`` on an array of shape [1], a TypeError from NumPy 2.4 on; 3.7.0 squeezes it before."""
     monkeypatch.setattr(registry.metadata, "version", {"triton": triton, "numpy": numpy}.__getitem__)
     monkeypatch.setattr(registry, "INTERPRETED", True)
     for cached in (registry._installed_triton, registry._interpreter):
@@ -187,7 +187,7 @@ def test_the_interpreter_needs_a_numpy_that_it_knows(monkeypatch, triton, numpy,
         for cached in (registry._installed_triton, registry._interpreter):
             cached.cache_clear()
     assert usable is can
-    expected = f"the interpreter of triton {triton} fails with numpy {numpy}: install numpy<2.5, or triton>=3.7"
+    expected = f"the interpreter of triton {triton} fails with numpy {numpy}: install numpy<2.4, or triton>=3.7"
     assert can or reason == f"TRITON_INTERPRET=1, and {expected}"
 
 

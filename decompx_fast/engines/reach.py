@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..config import DecompXConfig
-from ..linearize.layer import Attention, AttentionPattern, Convolution, Op, Sublayer
+from ..linearize.layer import Attention, AttentionPattern, Convolution, Linearization, Op, Sublayer
 
 
 @dataclass(frozen=True)
@@ -27,12 +27,17 @@ class Reach:
     (:mod:`..linearize.hubs`) these reach every position beside the range, ``hubs`` ``[b, j]``, and are reached by all
     themselves, ``whole`` ``[b, i]``; after another attention with hubs, all is.
     ``None`` in place of a reach: every token, at every position.
+
+    Tokens of an encoder-decoder are numbered through both, and all that there are are never those of one stack
+    (``of_stack``): a position of the encoder is reached by its tokens, and one of the decoder by its own token, those
+    of the decoder before it, and, once they have been attended, the encoder's.
     """
 
     first: Tensor
     last: Tensor
     hubs: Tensor | None = None
     whole: Tensor | None = None
+    of_stack: bool = False
 
     @classmethod
     def own(cls, n: int, device: torch.device) -> Reach:
@@ -41,10 +46,36 @@ class Reach:
         return cls(i, i)
 
     @classmethod
-    def around(cls, n: int, radius: int, device: torch.device) -> Reach:
-        """Each position holds the tokens up to ``radius`` away: what a convolution of the embedding makes."""
+    def at_start(cls, linearization: Linearization, layer: int = 0) -> Reach:
+        """The same where the layers begin among which is this one: a model's, an encoder's or a decoder's."""
+        encoder, own = linearization.encoder, cls.own(linearization.embedding.shape[1], linearization.embedding.device)
+        if encoder is None:
+            return own
+        part = encoder.part(layer)
+        return cls(own.first[part], own.last[part], of_stack=True)
+
+    def everything(self) -> Reach | None:
+        """Every token, at every position; of a stack all that have reached any of its positions."""
+        if not self.of_stack:
+            return None
+        return replace(self, first=self.first.amin().expand_as(self.first), last=self.last.amax().expand_as(self.last))
+
+    def after(self, op: Attention) -> Reach | None:
+        """What reaches the positions after an attention; after one to an encoder all of its tokens do."""
+        return self.through(op.pattern) if op.memory is None else replace(self, first=torch.zeros_like(self.first))
+
+    def within(self, op: Attention) -> Reach | None:
+        """What reaches that which an attention gives, before it is added: of one to an encoder its tokens alone."""
+        found = self.after(op)
+        if op.memory is None or found is None:
+            return found
+        return replace(found, last=torch.full_like(found.last, op.memory.shape[1] - 1))
+
+    @classmethod
+    def around(cls, n: int, before: int, after: int, device: torch.device) -> Reach:
+        """Each position holds so many tokens before and after its own: what a convolution of the embedding makes."""
         i = torch.arange(n, device=device)
-        return cls((i - radius).clamp_min(0), (i + radius).clamp_max(n - 1))
+        return cls((i - before).clamp_min(0), (i + after).clamp_max(n - 1))
 
     def joined(self, other: Reach) -> Reach:
         """What either reaches; both hold the position itself, so that no hole comes between."""
@@ -71,12 +102,12 @@ class Reach:
             return Reach(self.first[lowest], self.last[highest], where, where)
         # All attend some hub, and hubs were reached by all.
         if self.hubs is not None or (not pattern.causal and pattern.window is None):
-            return None
+            return self.everything()
         window = n if pattern.window is None else pattern.window
         i = torch.arange(n, device=self.first.device)
         lowest = (i - window + 1).clamp_min(0)
         highest = i if pattern.causal else (i + window - 1).clamp_max(n - 1)
-        return Reach(self.first[lowest], self.last[highest])
+        return replace(self, first=self.first[lowest], last=self.last[highest])
 
 
 def reach_after(sublayer: Sublayer, reach: Reach | None, config: DecompXConfig) -> Reach | None:
@@ -86,7 +117,7 @@ def reach_after(sublayer: Sublayer, reach: Reach | None, config: DecompXConfig) 
         return None  # Of the branch only the bias of its norm is left, and that is shared among all.
     for op in ops:
         if reach is not None and isinstance(op, Attention):
-            reach = reach.through(op.pattern)
+            reach = reach.after(op)
         if reach is not None and isinstance(op, Convolution):
             reach = reach.joined(reach_of_convolution(op))
     return reach
@@ -94,7 +125,7 @@ def reach_after(sublayer: Sublayer, reach: Reach | None, config: DecompXConfig) 
 
 def reach_of_convolution(op: Convolution) -> Reach:
     """Which tokens reach a position within a convolution, which reads the embedding and no state."""
-    return Reach.around(op.embedding.shape[1], op.radius, op.embedding.device)
+    return Reach.around(op.embedding.shape[1], op.before, op.after, op.embedding.device)
 
 
 def active_ops(sublayer: Sublayer, config: DecompXConfig) -> tuple[Op, ...]:
@@ -107,8 +138,8 @@ def equal_shares(reach: Reach | None, member: Tensor, n_sources: int, dtype: tor
 
     Args:
         reach: of the tokens.
-        member: ``[b, j]``, the source that each token belongs to. A source of several tokens reaches what one of them
-            does; one without tokens reaches nothing.
+        member: ``[b, j]``, the source that each token belongs to, of all tokens. A source of several tokens reaches
+            what one of them does; one without tokens reaches nothing.
         n_sources: how many sources there are.
         dtype: of the shares.
 
@@ -135,7 +166,7 @@ def equal_shares_at_head(
 ) -> Tensor:
     """The same for what a head reads: positions ``[b, r]``, or ``None`` for the mean of all; ``[b, r, k]``."""
     if reach is None or rows is None:
-        read = None if reach is None else reach.read(range(member.shape[1]))
+        read = None if reach is None else reach.read(range(len(reach.first)))
         shares = equal_shares(read, member, n_sources, dtype)[:, :1]
         return shares if rows is None else shares.expand(-1, rows.shape[1], -1)
     shares = equal_shares(reach, member, n_sources, dtype)  # [b, i, k]

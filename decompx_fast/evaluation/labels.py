@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import difflib
 import re
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..errors import InputError, OptionError, shown
+from ..errors import InputError, OptionError, shown, warn_user
 
 Labelled = tuple[str, Any]  # where a label is, for messages, and the label
 
@@ -113,7 +112,7 @@ def _warn_of_forgiven(
     }
     if read:
         pairs = ", ".join(f"{label!r} as {name!r}" for label, name in read.items())
-        warnings.warn(f"labels are read as the classes that they resemble: {pairs}", stacklevel=3)
+        warn_user(f"labels are read as the classes that they resemble: {pairs}")
 
 
 def _refuse_ambiguous(found: Sequence[Labelled], read: Sequence[int | None], classes: Sequence[str]) -> None:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import functools
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from types import CellType, FunctionType, MethodType
 from typing import Any, TypeVar
 
@@ -30,7 +31,7 @@ _ModuleT = TypeVar("_ModuleT", bound=nn.Module)
 _ORIGINAL = "_decompx_fast_original"
 
 #: What most attributes are, and no module is looked for in.
-_ATOMS = frozenset({bool, int, float, str, set, type(None), torch.Tensor, nn.Parameter, torch.dtype, torch.device})
+ATOMS = frozenset({bool, int, float, str, set, type(None), torch.Tensor, nn.Parameter, torch.dtype, torch.device})
 
 _DICTS = frozenset({dict, OrderedDict})
 
@@ -53,7 +54,7 @@ def private_copy(model: _ModuleT) -> _ModuleT:
         # Nearly all are atoms and empty dicts, and these loops are what a copy costs: a call of ours is 120 modules.
         for name, value in state.items():
             kind = type(value)
-            if kind in _ATOMS:
+            if kind in ATOMS:
                 continue
             if kind in _DICTS:  # copied even as they are: hooks are added and removed here
                 state[name] = rebind.items(value) if value else kind()
@@ -69,14 +70,14 @@ def private_copy(model: _ModuleT) -> _ModuleT:
 
 
 def modules_of(model: nn.Module) -> list[nn.Module]:
-    """All modules of a tree, each once, the root first: what ``model.modules()`` yields, but several times as fast."""
-    found = {model: None}
-    waiting = [model]
-    while waiting:
-        for child in waiting.pop()._modules.values():
-            if child is not None and child not in found:
-                found[child] = None
-                waiting.append(child)
+    """All modules of a tree, each once, the root first, level by level: those of ``model.modules()``, but many times as
+    fast."""
+    found: dict[nn.Module, None] = {model: None}
+    level = [model]
+    while level:
+        below = dict.fromkeys(chain.from_iterable(one._modules.values() for one in level if one._modules))
+        level = [one for one in below if one is not None and one not in found]
+        found |= dict.fromkeys(level)
     return list(found)
 
 
@@ -116,7 +117,7 @@ class _Rebind:
 
     def __call__(self, value: Any, of_forward: bool = False) -> Any:
         kind = type(value)
-        if kind in _ATOMS or id(value) in self._open:
+        if kind in ATOMS or id(value) in self._open:
             return value
         if isinstance(value, nn.Module):
             return self._copies.get(id(value), value)
@@ -135,7 +136,7 @@ class _Rebind:
         """A copy of a dictionary, even as it is."""
         copied = value.copy()
         for name, item in copied.items():
-            if type(item) not in _ATOMS:
+            if type(item) not in ATOMS:
                 copied[name] = self(item)
         return copied
 

@@ -187,12 +187,12 @@ def _c_compiler(named: str | None, path: str | None) -> tuple[str | None, str]:
 
 @functools.cache
 def _interpreter() -> tuple[bool, str]:
-    """Until Triton 3.6 it makes a loop's bound of an array of one number, which NumPy 2.5 no longer converts."""
+    """Until Triton 3.6 it makes a loop's bound of an array of one number, which NumPy 2.4 no longer converts."""
     triton, numpy = _version("triton"), _version("numpy")
-    if _numbers(triton) < (3, 7) and _numbers(numpy) >= (2, 5):
+    if _numbers(triton) < (3, 7) and _numbers(numpy) >= (2, 4):
         return False, (
             f"TRITON_INTERPRET=1, and the interpreter of triton {triton} fails with numpy {numpy}: "
-            "install numpy<2.5, or triton>=3.7"
+            "install numpy<2.4, or triton>=3.7"
         )
     return True, "TRITON_INTERPRET=1: kernels are interpreted"
 

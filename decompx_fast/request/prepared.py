@@ -15,6 +15,9 @@ from .presplit import numbered
 #: What a model's forward may be given; everything has one entry per token. Layout models also take :data:`BOXES`.
 MODEL_INPUTS = ("input_ids", "token_type_ids", "position_ids")
 
+#: What a decoder reads that stands beside an encoder.
+DECODER_IDS = "decoder_input_ids"
+
 #: What an encoding may also hold: read here, or of no effect on the model.
 OTHER_KEYS = (
     "attention_mask",
@@ -45,6 +48,11 @@ class Encoding:
         if "input_ids" not in data:
             raise no_ids(data)
         for name in data:
+            if name.startswith("decoder_"):
+                raise InputError(
+                    f"the encoding holds {name!r}: what the decoder reads is given by continuation=, or made of the "
+                    "text; leave it out"
+                )
             if name not in taken and name not in OTHER_KEYS:
                 raise InputError(
                     f"the encoding holds {name!r}, which is not supported: give {', '.join(taken)} and attention_mask"

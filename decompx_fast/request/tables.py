@@ -228,6 +228,8 @@ def _read_jsonl(lines: _Lines) -> Iterator[Row]:
     def parse(place: str, line: str) -> Mapping[str, Any]:
         try:
             values = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise InputError(f"{place} is no JSON: {error.msg} (at character {error.pos + 1})") from error
         except (ValueError, RecursionError) as error:
             raise InputError(f"{place} is no JSON: {error}") from error
         if not isinstance(values, dict):
