@@ -193,10 +193,19 @@ void product(Tensor out, Tensor a, Tensor b, Tensor packed) {
   });
 }
 
-// What a thread sends through a network at once, with what becomes of it: about the second level of its cache. With fewer
-// rows the weights, which are read for each block of rows, take longer to come than to be multiplied.
-constexpr int64_t kNetworkNumbers = 160 * 1024;
-constexpr int64_t kMostNetworkRows = 192;
+namespace {
+
+// Rows that a thread sends through a network at once, with what becomes of them: about the second level of its cache, a
+// mebibyte where there is AVX-512 and half of one elsewhere. With fewer rows the weights, which are read for each block
+// of rows, take longer to come than to be multiplied.
+int64_t network_rows(int64_t d) {
+  const bool wide = level_in_use >= Level::avx512;
+  const int64_t numbers = (wide ? 240 : 160) * 1024, hidden = decompx::kDeepest / (wide ? 6 : 2);
+  const int64_t fitting = numbers / (2 * d + hidden) / decompx::kTileRows * decompx::kTileRows;
+  return std::clamp<int64_t>(fitting, 4 * decompx::kTileRows, 192);
+}
+
+}  // namespace
 
 // `packed` is for the weights as the kernels want them.
 void network(
@@ -232,8 +241,7 @@ void network(
   const decompx::Network net{laid_out, laid_out + laid_out_numbers(in), numbers, d, f};
   const Kernels& kernels = decompx::kernels(level_in_use);
   const int64_t n_k = u.sizes[2], rows = u.positions() * n_k;
-  const int64_t fitting = kNetworkNumbers / (2 * d + decompx::kDeepest / 2) / decompx::kTileRows * decompx::kTileRows;
-  const int64_t size = rows_of_blocks(rows, std::clamp(fitting, 4 * decompx::kTileRows, kMostNetworkRows));
+  const int64_t size = rows_of_blocks(rows, network_rows(d));
   const int64_t item = u.dtype == Dtype::float32 ? 4 : 2;
   torch::stable::parallel_for(0, (rows + size - 1) / size, 1, [&](int64_t begin, int64_t end) {
     Scratch scratch(decompx::network_scratch(size, d));
