@@ -241,6 +241,8 @@ class ModelSpec:
             its inputs: then that is cut off.
         backbone: what is run where the head is not; ``None``: the model.
         given: what the model, or the backbone, is called with besides these inputs, computed from them.
+        layer_weights: gives ``[layers + 1]`` weights, where the head reads the sum of the states before the first layer
+            and after each, so weighted, and not the last alone; ``read`` is the mean then, and the head linear.
         outputs_of: gives the outputs ``[r, C]`` of the states ``[r, d]`` by the head modules of the model that it is
             given. ``None``: the model is run with its head, and gives logits ``[b, C]``.
         encoder_layers: how many layers are those of an encoder, whose last state is what attentions with ``memory``
@@ -262,6 +264,7 @@ class ModelSpec:
     backbone: nn.Module | None = None
     given: Callable[[Mapping[str, Tensor]], Mapping[str, Any]] | None = None
     outputs_of: Callable[[nn.Module, Tensor], Tensor] | None = None
+    layer_weights: Callable[[], Tensor] | None = None
     encoder_layers: int = 0
     shifted: Callable[[Tensor], Tensor] | None = None
 
@@ -269,6 +272,9 @@ class ModelSpec:
         object.__setattr__(self, "state_modules", self.state_modules or self.layer_modules)
         if self.read == "each" and self.outputs_of is None:
             raise ValueError("read='each' needs outputs_of: no head is run on all positions")
+        linear = all(step.activation is None and step.norm is None for step in self.head)
+        if self.layer_weights is not None and (self.read != "mean" or not linear):
+            raise ValueError("layer_weights need read='mean' and a head without activations and norms")
         for index, layer in enumerate(self.layers):
             _check_convolutions(layer, index)
             _check_memory(layer, index, self.encoder_layers)

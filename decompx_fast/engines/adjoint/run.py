@@ -152,6 +152,8 @@ def _pull(
     encoder = tape.encoder
     ledger.first = 0 if encoder is None else encoder.tokens
     g, rows = _pull_head(tape, directions, config, ledger)
+    read = g  # of the mean of all positions, where the head reads the sum over layers
+    g = g if tape.weights is None else tape.weights[-1] * read
     for layer, reach in tape.backwards(keep=not last):
         if encoder is not None and layer.index == encoder.layers - 1:
             ledger.credit((g * x[:, encoder.tokens :][:, None, rows]).sum(-1), rows)
@@ -159,6 +161,7 @@ def _pull(
         if first:
             conditioning.note(layer)
         g, rows = _pull_layer(layer, reach, g, rows, config, ledger)
+        g = g if tape.weights is None else g + tape.weights[layer.index] * read
     ledger.credit((g * x[:, None, rows]).sum(-1), rows)
     return ledger.total_scores().transpose(1, 2), ledger.bias_token, ledger.shares(), ledger.components
 
