@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import re
 
@@ -404,6 +405,18 @@ def test_the_page_has_the_scale_and_the_numbers_of_all_tabs(written):
     low, high = map(float, ends.groups())
     assert (low, high) == pytest.approx((written.scores.min().item(), written.scores.max().item()), abs=1e-3)
     assert "<dt>Explained</dt>" not in page and "<dt>Explained</dt>" in written.at(0).to_html()
+
+
+def test_the_first_token_does_not_set_the_scale_and_both_views_say_so(written):
+    alone = written.at(0)
+    scores = torch.full_like(alone.scores, 0.5)
+    scores[0], scores[1] = 30.0, -2.0
+    heavy = dataclasses.replace(alone, scores=scores)
+    console = Console(file=io.StringIO(), width=100)
+    heavy.show(console=console)
+    words = "the first token and special tokens do not set the scale"
+    assert "full at -2.00" not in console.file.getvalue() and f"full at +2.00, as {words}" in console.file.getvalue()
+    assert words in heavy.to_html() and "<span>+2.00</span>" in heavy.to_html()
 
 
 def test_each_tab_has_the_probability_of_its_own_token(explainers):
