@@ -469,3 +469,20 @@ def test_quantised_and_offloaded_models_are_refused_by_name():
     split.model.layers[1].to("meta")
     with pytest.raises(InputError, match="whole on one device, but its parameters are on: cpu, meta"):
         DecompX(split, byte_level()).explain(PROMPT, generate=2)
+
+
+def test_attention_over_pages_without_a_cache_is_refused_by_name():
+    model = llama(dtype=torch.float32)
+    model.set_attn_implementation("paged|eager")
+    with pytest.raises(UnsupportedModelError, match=r"'paged\|eager', .* set_attn_implementation\('eager'\)"):
+        DecompX(model, byte_level()).explain(PROMPT)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_values_do_not_depend_on_the_attention_implementation():
+    model = llama()
+    found = DecompX(model, byte_level()).explain(PROMPT, continuation="one")
+    for name in ("eager", "sdpa", "flex_attention"):
+        model.set_attn_implementation(name)
+        again = DecompX(model, byte_level()).explain(PROMPT, continuation="one")
+        assert (again.scores - found.scores).abs().max() < EXACT

@@ -349,6 +349,7 @@ def linearize(
     """
     users = model = unwrap(model)
     find_family(model)
+    _refuse_paged(model)
     device = only_device(model)
     for name, tensor in inputs.items():
         if tensor.device != device:
@@ -378,6 +379,15 @@ def linearize(
     if dtype not in (torch.float32, torch.float64):
         raise InputError(f"dtype={dtype}: the linearisation is computed in torch.float32 or torch.float64")
     return HuggingFaceLinearization(spec, run, dtype, listener, read=positions, values=values)
+
+
+def _refuse_paged(model: nn.Module) -> None:
+    """Attention over pages of a cache knows no mask where there is no cache: it then attends to what comes after."""
+    if getattr(getattr(model, "config", None), "_attn_implementation", None) == "paged|eager":
+        raise UnsupportedModelError(
+            "this model has the attention implementation 'paged|eager', which without a cache of pages attends to what "
+            "comes after a token: call model.set_attn_implementation('eager') first"
+        )
 
 
 def _reading(spec: ModelSpec, read: int | Literal["mean", "each"] | None) -> ModelSpec:
