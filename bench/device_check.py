@@ -89,8 +89,12 @@ STEPS = (
     ),
 )
 
-#: How long a process that was asked to stop may take to say what it did.
+#: All steps together, the report left aside; the last ones get what is left of it.
+TOTAL_S = 465.0
+#: How long a process that was asked to stop may take to say what it did; of the step's budget, if that is longer.
 GRACE_S = 4.0
+#: How long the tables may take.
+REPORT_S = 15.0
 #: How often what a step wrote so far is packed.
 PACK_EVERY_S = 10.0
 
@@ -106,16 +110,20 @@ class Run:
     def __init__(self, out: Path, work: Path) -> None:
         self.out, self.work = out, work
         self.summary: list[dict[str, Any]] = []
+        self.ends_at = time.monotonic() + TOTAL_S
         out.mkdir(parents=True, exist_ok=True)
 
     def step(self, step: Step) -> None:
         """Run one step within its budget, whatever becomes of it."""
         start = time.monotonic()
+        budget_s = min(step.budget_s, self.ends_at - start)
         logs = [self.work / f"{step.name}{f'.{n}' if step.shards > 1 else ''}.log" for n in range(step.shards)]
         codes: list[int | str]
         try:
-            codes = self._wait(step, [self._start(step, n, log) for n, log in enumerate(logs)])
-        except OSError as error:  # no such program
+            if budget_s <= 0:
+                raise TimeoutError(f"the {TOTAL_S:g} s of all steps are over")
+            codes = self._wait(budget_s, [self._start(step, n, log) for n, log in enumerate(logs)])
+        except OSError as error:  # no time, or no such program
             codes = [f"not started: {error}"]
         text = "\n".join(log.read_text(encoding="utf-8", errors="replace") for log in logs if log.exists())
         self.summary.append(
@@ -123,7 +131,7 @@ class Run:
                 "name": step.name,
                 "exit": next((code for code in codes if code != 0), 0),
                 "seconds": round(time.monotonic() - start, 1),
-                "budget_s": step.budget_s,
+                "budget_s": round(max(budget_s, 0.0), 1),
                 "counts": counts(text),
                 "failed": re.findall(r"^(?:FAILED|ERROR) (.*)", text, re.MULTILINE)[:40],
                 "benchmarks": len(self._rows(step.name)),
@@ -153,8 +161,9 @@ class Run:
                 start_new_session=True,
             )
 
-    def _wait(self, step: Step, processes: Sequence[subprocess.Popen[bytes]]) -> list[int | str]:
-        stop_at = time.monotonic() + step.budget_s
+    def _wait(self, budget_s: float, processes: Sequence[subprocess.Popen[bytes]]) -> list[int | str]:
+        """How each process ended; those that go on for longer are asked to stop, and then stopped."""
+        stop_at = time.monotonic() + max(budget_s - GRACE_S, budget_s / 2)
         packed = time.monotonic()
         while any(process.poll() is None for process in processes) and time.monotonic() < stop_at:
             time.sleep(0.05)
@@ -168,7 +177,7 @@ class Run:
                 signal_group(process, number)
             while any(process.poll() is None for process in processes) and time.monotonic() < until:
                 time.sleep(0.05)
-        over = f"stopped: more than its {step.budget_s:g} s"
+        over = f"stopped: more than its {budget_s:.3g} s"
         return [over if process in late else process.returncode for process in processes]
 
     def _rows(self, name: str) -> list[dict[str, Any]]:
@@ -205,7 +214,7 @@ class Run:
         environment = os.environ | {"PYTHONPATH": str(ROOT)}
         try:
             done = subprocess.run(
-                [*command, "--no-plots"], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=30
+                [*command, "--no-plots"], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=REPORT_S
             )
             if done.returncode:
                 raise subprocess.SubprocessError(done.stderr[-2000:])

@@ -376,7 +376,7 @@ class Job:
             stages={name: value[n].cpu() for name, value in attribution.stages.items()},
             bias_sites=sites,
             component_shares={name: value[n, :, own].cpu() for name, value in attribution.components.items()},
-            metadata=self._metadata(linearization, encoded, engine),
+            metadata=self._metadata(linearization, encoded, engine, attribution, n),
             task=self.explainer.task,
             **answers.said,
         )
@@ -385,13 +385,21 @@ class Job:
         constants = linearization.embedding.dtype  # the adjoint engine has no decomposed state of another dtype
         return constants if self.dtype is None or engine == "adjoint" else self.dtype
 
-    def _metadata(self, linearization: HuggingFaceLinearization, encoded: Encoded, engine: str) -> Mapping[str, Any]:
-        model = unwrap(self.explainer.model)
+    def _metadata(
+        self,
+        linearization: HuggingFaceLinearization,
+        encoded: Encoded,
+        engine: str,
+        attribution: Attribution,
+        n: int,
+    ) -> Mapping[str, Any]:
+        model, expected = unwrap(self.explainer.model), attribution.expected_error
         return {
             "model": self.explainer.name or getattr(model.config, "name_or_path", "") or type(model).__name__,
             "architecture": type(model).__name__,
             "dtype": str(self._state_dtype(linearization, engine)).removeprefix("torch."),
             "largest_layer_gap": linearization.max_gap,
+            **({} if expected is None else {"expected_error": float(f"{expected[n].item():.2g}")}),
             **({} if self.shape.biased else {"biases": "none, so that every rule gives the same scores"}),
             "input": encoded.number,
             **encoded.about,

@@ -84,6 +84,18 @@ def test_a_step_past_its_budget_is_killed_with_what_it_started_and_keeps_what_it
     assert not stat.exists() or stat.read_text().split()[2] == "Z"
 
 
+def test_all_steps_end_when_their_time_is_over_however_slow_they_are(run, monkeypatch):
+    monkeypatch.setattr(device_check, "GRACE_S", 0.3)
+    monkeypatch.setattr(device_check, "TOTAL_S", 6.0)
+    endless = script("import time; print('begun', flush=True); time.sleep(600)")
+    start = time.monotonic()
+    code, summary, _ = run(Step("one", endless, 4), Step("two", endless, 4), Step("three", endless, 4))
+    assert time.monotonic() - start < 12 and code == 1
+    assert summary["one"]["exit"] == "stopped: more than its 4 s" and summary["one"]["seconds"] < 5
+    assert 1 < summary["two"]["budget_s"] < 3 and summary["two"]["exit"].startswith("stopped: more than its ")
+    assert summary["three"]["exit"] == "not started: the 6 s of all steps are over"
+
+
 def _write(path: Path, text: str) -> Path:
     path.write_text(text)
     return path
@@ -119,6 +131,7 @@ def test_only_named_steps_run_and_optional_ones_only_if_named(run, capsys):
 
 def test_all_budgets_together_are_eight_minutes_and_every_file_is_there():
     assert sum(step.budget_s for step in device_check.STEPS if not step.optional) <= 480
+    assert device_check.TOTAL_S + device_check.REPORT_S <= 480
     for step in device_check.STEPS:
         for part in step.command:
             if part.startswith(("tests/", "bench/")):
