@@ -54,6 +54,8 @@ class Arguments(Options, total=False):
     at: Any
     top_k: int | None
     max_answer_tokens: int | None
+    max_seq_len: int | None
+    doc_stride: int | None
     ignore_labels: Sequence[str] | None
     continuation: Any
     generate: Any

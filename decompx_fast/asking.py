@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .engines.terms import Terms
 from .errors import InputError
-from .request.encoding import Encoded
+from .request.encoded import Encoded
 from .request.tasks.columns import Asked, Best, Question, Task, Term
 from .result.failure import Failure
 
@@ -20,6 +20,49 @@ class GivesOutputs(Protocol):
     """A model that has run on a batch, and gives outputs at positions ``[b, p]`` in blocks ``[b, ., C]``."""
 
     def outputs(self, positions: Tensor) -> Iterator[tuple[slice, Tensor]]: ...
+
+
+@dataclass(frozen=True)
+class AskedOf:
+    """What is asked of a batch: of its inputs; or, where a decoder reads the text again, of the text, whose answers are
+    read as many places on as the encoder has tokens.
+
+    Attributes:
+        inputs: what tasks see.
+        first: at which place the model has the outputs of the first token of theirs.
+    """
+
+    inputs: Sequence[Encoded]
+    first: int = 0
+
+    @classmethod
+    def batch(cls, inputs: Sequence[Encoded]) -> AskedOf:
+        """Of inputs of the same lengths."""
+        first = inputs[0].encoder
+        if not inputs[0].reads_again or first is None:
+            return cls(inputs)
+        return cls([one.read_by_encoder for one in inputs], first)
+
+    def outputs_of(self, model: GivesOutputs) -> GivesOutputs:
+        """The model's outputs by the places that tasks see."""
+        return _FromPlace(model, self.first) if self.first else model
+
+    def shifted(self, terms: Terms | None) -> Terms | None:
+        """Terms at such places as terms of the model."""
+        if terms is None or terms.positions is None or not self.first:
+            return terms
+        return replace(terms, positions=terms.positions + self.first)
+
+
+@dataclass(frozen=True)
+class _FromPlace:
+    """A model's outputs, counted from a place on."""
+
+    model: GivesOutputs
+    first: int
+
+    def outputs(self, positions: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        return self.model.outputs(positions + self.first)
 
 
 @dataclass(frozen=True)

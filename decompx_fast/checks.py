@@ -13,7 +13,7 @@ from torch import nn
 from .arguments import TELLING, Arguments, Options
 from .config import DecompXConfig
 from .errors import InputError, OptionError, UnsupportedModelError
-from .linearize.linearization import find_family, supported_architectures
+from .linearize.architectures import find_family, supported_architectures
 from .models.tasks import task_of_model, task_of_name
 
 DTYPES = {
@@ -44,10 +44,10 @@ def refuse_misspelt_arguments(options: Mapping[str, Any]) -> None:
 
 
 def refuse_of_texts(**arguments: bool) -> None:
-    """Refuse what is for texts where a model reads pictures."""
+    """Refuse what is for texts where a model reads something else."""
     for name, value in arguments.items():
         if value:
-            raise OptionError(f"{name}={value!r} is for texts, and this model reads pictures: leave it out")
+            raise OptionError(f"{name}={value!r} is for texts, and this model reads none: leave it out")
 
 
 def check_head(model: nn.Module) -> None:
@@ -58,7 +58,10 @@ def check_head(model: nn.Module) -> None:
     """
     find_family(model)
     if task_of_model(model) is None:
-        supported = ", ".join(name for name in supported_architectures() if task_of_name(name) is not None)
+        known = [name for name in supported_architectures() if task_of_name(name) is not None]
+        architecture = type(model).__name__.removesuffix("Model").rpartition("For")
+        prefix = architecture[0] or architecture[2]
+        supported = ", ".join([name for name in known if name.startswith(prefix)] or known)
         raise UnsupportedModelError(
             f"{type(model).__name__} has no head whose answers can be explained: to compare two texts, say how its "
             "states are pooled, DecompX(model, tokenizer, pooling='mean'), and use similarity(a, b); for classes, "

@@ -8,23 +8,25 @@ error.
 
 from __future__ import annotations
 
-import errno
-import io
 import os
 import re
-import signal
 import sys
-import threading
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
 from . import __version__
 from .cli_bulk import bulk
+from .cli_process import (
+    OUTPUT_ERRORS,
+    Ended,
+    Session,
+    ended_by_signals,
+    open_standard_streams,
+    pass_session,
+    silence_output,
+)
 from .cli_similarity import similarity
 from .config import BiasRule, Variant
 from .errors import DecompXError, OptionError
@@ -42,24 +44,6 @@ value-norms-residual-ln, globenc, globenc-ffn, alti, value-zeroing, saliency-l1,
 integrated-gradients, integrated-gradients-converged, attn-lrp, lime, kernel-shap. The report defines them."""
 METRICS_HELP = """Metrics, with commas between: aopc, accuracy, aopc-least, accuracy-least, comprehensiveness,
 sufficiency, prediction-performance."""
-
-
-@dataclass
-class Session:
-    """What a command tells the end of the program, where errors are said.
-
-    Attributes:
-        kept: what is done and where it is, if the command is ended early.
-    """
-
-    kept: str = ""
-
-    def keep(self, kept: str) -> None:
-        """Say this with whatever ends the command."""
-        self.kept = kept
-
-
-pass_session = click.make_pass_decorator(Session, ensure=True)
 
 
 class _Mebibytes(click.IntRange):
@@ -83,6 +67,9 @@ def cli() -> None:
 @cli.command()
 @click.argument("texts", nargs=-1, metavar="[TEXT]...")
 @click.option("--model", metavar="PATH", help="A classifier's folder or hub id. [default: the embedded demo model]")
+@click.option(
+    "--audio", "sounds", multiple=True, metavar="FILE", help="A WAV file, for a --model that reads them; repeatable."
+)
 @click.option(
     "--image", "images", multiple=True, metavar="FILE", help="A picture, for a --model that reads them; repeatable."
 )
@@ -116,6 +103,16 @@ def cli() -> None:
 @click.option(
     "--top-k", type=click.IntRange(min=1), metavar="N", help="So many of the likeliest labels or tokens at each place."
 )
+@click.option(
+    "--max-answer-tokens", type=click.IntRange(min=1), metavar="N", help="Of question answering. [default: 15]"
+)
+@click.option(
+    "--max-seq-len",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Of question answering: read a context in windows of N tokens. [default: as many as the model has positions]",
+)
+@click.option("--doc-stride", type=click.IntRange(min=0), metavar="N", help="Tokens that two windows share.")
 @click.option("--continuation", metavar="TEXT", help="Of a language model: what follows the text, to be explained.")
 @click.option(
     "--generate", type=click.IntRange(min=1), metavar="N", help="Let a language model write up to N tokens, explained."
@@ -161,6 +158,7 @@ def explain(
     texts: tuple[str, ...],
     model: str | None,
     images: tuple[str, ...],
+    sounds: tuple[str, ...],
     file: str | None,
     format_: str | None,
     text_column: str | None,
@@ -188,14 +186,17 @@ def explain(
     place as .partial. --task generate without --model is the embedded language
     model.
     """
-    if not texts and file is None and not images:
-        raise click.UsageError("there is nothing to explain: give a TEXT, --file FILE or --image FILE")
-    if images and (texts or file is not None or model is None):
+    if not texts and file is None and not images and not sounds:
+        raise click.UsageError("there is nothing to explain: give a TEXT, --file, --image or --audio FILE")
+    if images and (texts or sounds or file is not None or model is None):
         raise click.UsageError("--image is for a --model that reads pictures, and goes with no texts")
+    if sounds and (texts or file is not None or model is None):
+        raise click.UsageError("--audio is for a --model that reads sounds, and goes with no texts")
     from .cli_explain import Outputs, Source, blocks, explain_all, places, run
 
     columns = {"text": text_column, "pair": pair_column, "id": id_column}
-    source = Source(texts or images, file, format_, columns, kind="picture" if images else "text")
+    kind = "picture" if images else "sound" if sounds else "text"
+    source = Source(texts or images or sounds, file, format_, columns, kind=kind)
     source.check()
     outputs, skip = Outputs.named(html, json_, jsonl, details=details), on_error == "skip"
     outputs.check(file)
@@ -325,10 +326,10 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     session = Session()
     said = list(sys.argv[1:] if arguments is None else arguments)
-    _open_standard_streams()
+    open_standard_streams()
     warnings.showwarning = _show_warning
     try:
-        with _ended_by_signals():
+        with ended_by_signals():
             # What click's own main does, less its handling of errors.
             with cli.make_context(PROGRAM, said, obj=session) as context:
                 cli.invoke(context)
@@ -350,75 +351,15 @@ def main(arguments: list[str] | None = None) -> int:
     except (KeyboardInterrupt, click.exceptions.Abort):
         return _fail("interrupted", 1, session)
     except BrokenPipeError:
-        _silence_output()
+        silence_output()
         return 1
     except OSError as error:
-        if error.errno not in _OUTPUT_ERRORS:
+        if error.errno not in OUTPUT_ERRORS:
             return _fail_unexpected(error)
-        _silence_output()
+        silence_output()
         return _fail(f"standard output cannot be written: {error.strerror}", 1, session)
     except Exception as error:
         return _fail_unexpected(error)
-
-
-#: What the system says where standard output cannot be written: every other file is named by an error of our own.
-_OUTPUT_ERRORS = {getattr(errno, name, None) for name in ("ENOSPC", "EIO", "EBADF", "EFBIG", "EDQUOT")}
-
-
-class Ended(KeyboardInterrupt):
-    """A signal that ends the program; raised, so that nothing half-done is left."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__()
-        self.name = signal.Signals(number).name
-
-
-@contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """Raise :class:`Ended` where a signal would end the program without a word; the next one does."""
-
-    def end(number: int, _: object) -> None:
-        signal.signal(number, signal.SIG_DFL)
-        raise Ended(number)
-
-    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
-    if threading.current_thread() is not threading.main_thread():
-        numbers = []
-    numbers = [number for number in numbers if signal.getsignal(number) == signal.SIG_DFL]  # nohup ignores SIGHUP
-    for number in numbers:
-        signal.signal(number, end)
-    try:
-        yield
-    finally:
-        for number in numbers:
-            signal.signal(number, signal.SIG_DFL)
-
-
-class _ClosedOutput(io.TextIOBase):
-    """Stands for a standard output that was closed before the program began."""
-
-    encoding = "utf-8"
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, text: str) -> int:
-        raise OSError(errno.EBADF, "it is closed")
-
-
-def _open_standard_streams() -> None:
-    """Where standard output was closed, say so when it is written; and give its number to no other file."""
-    if sys.stdout is None:
-        sys.stdout = _ClosedOutput()
-        while (number := os.open(os.devnull, os.O_RDWR)) < 2:
-            pass
-        os.close(number)
-
-
-def _silence_output() -> None:
-    """Nobody reads standard output: Python would complain once more when it flushes it at exit."""
-    with suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _in_options(message: str) -> str:

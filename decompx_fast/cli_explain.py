@@ -56,7 +56,7 @@ class Source:
         file: ``None`` for none, ``"-"`` for standard input.
         format: of the file, where its name does not say it.
         columns: the names of the columns of texts, second texts and ids, as they were given.
-        kind: ``"picture"``: what is on the command line are paths of pictures.
+        kind: ``"picture"``, ``"sound"``: what is on the command line are paths of such files.
     """
 
     texts: tuple[str, ...]
@@ -66,16 +66,17 @@ class Source:
     kind: str = "text"
 
     def check_model(self, explainer: DecompX) -> None:
-        """Refuse pictures for a model of texts, and the other way round.
+        """Refuse pictures or sounds for a model of texts, and the other way round.
 
         Raises:
             UsageError: says which option to use.
         """
-        from .models.tasks import PICTURES
+        from .models.tasks import PICTURES, SOUNDS
 
-        reads = "picture" if explainer.task == PICTURES else "text"
+        reads = {PICTURES: "picture", SOUNDS: "sound"}.get(explainer.task, "text")
         if reads != self.kind:
-            way = "give --image FILE" if reads == "picture" else "give a TEXT, or --file FILE"
+            ways = {"picture": "give --image FILE", "sound": "give --audio FILE", "text": "give a TEXT, or --file FILE"}
+            way = ways[reads]
             raise click.UsageError(f"the task of this model is {explainer.task}, and it reads {reads}s: {way}")
 
     def check(self) -> None:
@@ -97,7 +98,7 @@ class Source:
             OptionError: for a column that is not there.
         """
         for number, text in enumerate(self.texts):
-            file = {"file": text} if self.kind == "picture" else {}
+            file = {} if self.kind == "text" else {"file": text}
             yield Input(number, f"{self.kind} {number + 1}", {"input": number, **file}, text)
         if self.file is None:
             return
@@ -154,10 +155,13 @@ def _plain(value: Any) -> str | int | None:
     return value if value is None or isinstance(value, (str, int)) else str(value)
 
 
-def blocks(written: str) -> str | tuple[int, int]:
-    """What a source is, as it is written on a command line: a unit, or into how many blocks a picture is divided."""
+def blocks(written: str) -> str | float | tuple[int, int]:
+    """What a source is, as it is written on a command line: a unit, into how many blocks a picture is divided, or
+    seconds of a sound."""
     found = re.fullmatch(r"(\d+)x(\d+)", written)
-    return written if found is None else (int(found[1]), int(found[2]))
+    if found is not None:
+        return int(found[1]), int(found[2])
+    return float(written[:-1]) if re.fullmatch(r"\d*\.?\d+s", written) else written
 
 
 def places(written: Sequence[str]) -> list[Any]:

@@ -16,7 +16,7 @@ SplitRule = Literal["absdot", "abssim", "norm", "equal", "cls", "dot"]
 Variant = Literal["paper", "released"]
 Approximation = Literal["zero_origin", "linear", "relu"]
 TanhApproximation = Literal["zero_origin", "linear"]
-GateRule = Literal["value", "half"]
+GateRule = Literal["half", "value"]
 Aggregation = Literal["vector", "rollout", "none"]
 StageOutput = Literal["norm", "vector", "distance"]
 Stage = Literal["attention", "res1", "ln1", "ffn", "res2", "encoder", "aggregated", "pooler"]
@@ -45,8 +45,8 @@ class DecompXConfig:
         activation: ``zero_origin``: slope ``act(z) / z``; ``linear``: the tangent, whose intercept is shared like a
             bias; ``relu``: the mask ``z > 0`` (incomplete, for ablation).
         tanh: the same for the tanh of a classification head.
-        gate: for gated feed-forward networks ``act(g) * u``. ``value``: ``act(g)`` is frozen and ``u`` decomposed;
-            ``half``: each factor receives half of the product.
+        gate: for gated feed-forward networks ``act(g) * u``. ``half``: each factor receives half of the product, which
+            is the more faithful (``bench/results/gates.md``); ``value``: ``act(g)`` is frozen and ``u`` decomposed.
         ln1, ffn, ln2, head: ``False`` leaves that component out of the decomposition (ablations).
         aggregation: ``vector``: the vectors are carried through all layers; ``rollout``: each layer on its own, the
             matrices of norms multiplied; ``none``: each layer on its own.
@@ -68,7 +68,7 @@ class DecompXConfig:
     variant: Variant = "paper"
     activation: Approximation = "zero_origin"
     tanh: TanhApproximation = "zero_origin"
-    gate: GateRule = "value"
+    gate: GateRule = "half"
     ln1: bool = True
     ffn: bool = True
     ln2: bool = True

@@ -1,22 +1,22 @@
-"""What follows a prompt: given by the user, or written by the model; joined to it token by token, never as text."""
+"""What follows a prompt, or is written from a text: given, or by the model itself; token by token, never as text."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .errors import InputError, OptionError, shown
-from .linearize.linearization import unwrap
-from .models.writing import greedy_or_given, write
-from .request.encoding import Encoded
+from .explained_model import ExplainedModel
+from .linearize.architectures import unwrap
+from .models.tasks import WRITES_ANEW
+from .models.writing import decoder_start, greedy_or_given, write
+from .request.decoding import with_decoder
+from .request.encoded import Encoded
 from .request.forms import is_ids, whole_numbers
 from .request.output import ids_of_text, with_output
 from .request.tasks.columns import Question
 from .result.failure import OF_AN_INPUT, Failure
-
-if TYPE_CHECKING:
-    from .explainer import DecompX
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Continuation:
         single: whether the call has one prompt, and ``continuation`` is what follows it.
     """
 
-    explainer: DecompX
+    explainer: ExplainedModel
     question: Question
     positions: int | None
     outputs: int
@@ -44,8 +44,8 @@ class Continuation:
             raise OptionError("continuation= says what follows and generate= lets the model write it: give one of them")
         if seed is not None and generate is None:
             raise OptionError(f"seed={seed!r} is of what the model draws: give generate= a configuration that samples")
-        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
-            raise OptionError(f"seed={seed!r}: use a whole number")
+        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63):
+            raise OptionError(f"seed={seed!r}: use a whole number from 0 to 2**63 - 1")
         if generate is not None:
             greedy_or_given(unwrap(self.explainer.model), generate)
         if given is not None and not self.single and (isinstance(given, str) or not hasattr(given, "__iter__")):
@@ -88,16 +88,22 @@ class Continuation:
         if self.question.generate is not None:
             e = self.explainer
             tokens = prompt.inputs["input_ids"].to(e.device)
-            ids, about = write(unwrap(e.model), e.copies, tokens, self.question.generate, self.question.seed)
+            room = None if self.positions is None else self.positions + 1 - (1 if self.anew else len(prompt))
+            ids, about = write(unwrap(e.model), e.copies, tokens, self.question.generate, self.question.seed, room)
             if not ids:
                 raise InputError(f"the model wrote nothing after {where}: let it write at least one token")
             return self._joined(replace(prompt, about={**prompt.about, **about}), ids, where)
-        return prompt
+        return self._joined(prompt, [], where) if self.anew else prompt
+
+    @property
+    def anew(self) -> bool:
+        """Whether a decoder writes a text of its own from what an encoder reads."""
+        return self.explainer.task == WRITES_ANEW
 
     def _ids(self, given: Any, where: str) -> list[int]:
         """The tokens of an output that was given."""
         if isinstance(given, str):
-            found = ids_of_text(self.explainer.tokenizer, given)
+            found = ids_of_text(self.explainer.tokenizer, given, anew=self.anew)
         elif is_ids(given):
             found = [int(number) for number in whole_numbers(given, f"the continuation of {where}").tolist()]
         else:
@@ -112,6 +118,10 @@ class Continuation:
         return found
 
     def _joined(self, prompt: Encoded, ids: Sequence[int], where: str) -> Encoded:
+        if self.anew:
+            start = decoder_start(unwrap(self.explainer.model), self.question.generate)
+            self._check_length(len(start) + max(len(ids) - 1, 0), f"the output of {where}")
+            return with_decoder(prompt, start, ids, self.explainer.tokenizer)
         self._check_length(len(prompt) + len(ids) - 1, where)
         return with_output(prompt, ids, self.explainer.tokenizer)
 

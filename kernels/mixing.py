@@ -15,6 +15,28 @@ from .products import multiply_add
 
 
 @triton.jit
+def attended_keys(
+    i_first,
+    n_j,
+    offset,
+    window,
+    CAUSAL: tl.constexpr,
+    WINDOWED: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_L: tl.constexpr,
+):
+    """The first key and the one past the last that a position of the tile attends, in steps of ``BLOCK_L``."""
+    j_first = 0
+    j_stop = n_j
+    if CAUSAL:
+        j_stop = tl.minimum(j_stop, i_first + BLOCK_M + offset)
+    if WINDOWED:
+        j_first = tl.maximum(0, i_first + offset - window + 1) // BLOCK_L * BLOCK_L
+        j_stop = tl.minimum(j_stop, i_first + BLOCK_M - 1 + offset + window)
+    return j_first, j_stop
+
+
+@triton.jit
 def mixing_kernel(
     out_ptr,
     alpha_ptr,
@@ -55,15 +77,7 @@ def mixing_kernel(
     mask_c = offs_k < n_k
     rows = offs_i.to(tl.int64)[:, None]
 
-    # Keys that no position of the tile attends are skipped.
-    j_first = 0
-    j_stop = n_j
-    if CAUSAL:
-        j_stop = tl.minimum(j_stop, i_first + BLOCK_M + offset)
-    if WINDOWED:
-        j_first = tl.maximum(0, i_first + offset - window + 1) // BLOCK_L * BLOCK_L
-        j_stop = tl.minimum(j_stop, i_first + BLOCK_M - 1 + offset + window)
-
+    j_first, j_stop = attended_keys(i_first, n_j, offset, window, CAUSAL, WINDOWED, BLOCK_M, BLOCK_L)
     alpha_tile = alpha_ptr + i_b * alpha_strides[0] + i_h * alpha_strides[1] + rows * alpha_strides[2]
     p_tile = p_ptr + i_b * p_strides[0] + i_h // GROUP * p_strides[3] + (offs_k * p_strides[2] + offs_v)[None, :]
     acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)

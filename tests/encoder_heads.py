@@ -10,7 +10,7 @@ from models import randomized
 from test_families import CASES, COMMON, inputs
 from torch import Tensor, nn
 
-from decompx_fast.linearize.linearization import supported_architectures
+from decompx_fast.linearize.architectures import supported_architectures
 
 #: Of each prefix of class names, the first case of :data:`test_families.CASES`.
 CASE_OF = {name: case for case, (name, _) in reversed(CASES.items())}
@@ -64,8 +64,9 @@ def outputs_of(model: nn.Module, name: str, given: dict[str, Tensor]) -> tuple[T
         return torch.stack((found.start_logits, found.end_logits), dim=-1), True
     if suffix == "Model":
         return found.last_hidden_state[:, 0], False
-    if suffix == "ForPreTraining" and hasattr(found, "sop_logits"):
-        return found.sop_logits, False
+    for two_texts in ("sop_logits", "seq_relationship_logits"):  # of a model that has another head beside it
+        if hasattr(found, two_texts):
+            return getattr(found, two_texts), False
     logits = found.logits
     if suffix == "ForPreTraining":
         return logits.unsqueeze(-1), True

@@ -157,9 +157,9 @@ def install() -> None:
 
 
 def pytest_configure(config) -> None:
-    from decompx_fast.linearize import spec
+    from decompx_fast.linearize import readers
 
-    spec.Tensor = Fake  # the one type of weights, besides a parameter, that is not refused
+    readers.Tensor = Fake  # the one type of weights, besides a parameter, that is not refused
 
 
 install()  # as a plugin is imported, before any test module asks what devices there are

@@ -30,6 +30,15 @@ def hard_classifier(seed: int) -> torch.nn.Module:
     return model
 
 
+def saturated_classifier(seed: int, gain: float, layers: int = 6) -> torch.nn.Module:
+    """A classifier whose attention, its queries times ``gain``, looks at one token or nearly so."""
+    model = models.classifier(dtype=torch.float32, layers=layers, seed=seed)
+    with torch.no_grad():
+        for layer in model.bert.encoder.layer:
+            layer.attention.self.query.weight *= gain
+    return model
+
+
 def truth(model: torch.nn.Module, ids: list[int], **arguments) -> Explanation:
     """The scores of the same weights, all in float64: the embedding too."""
     return DecompX(copy.deepcopy(model).double(), **arguments).explain(ids)

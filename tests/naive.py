@@ -144,7 +144,7 @@ class Naive:
         branch, late = np.zeros_like(x), None
         for op in sublayer.ops:
             if isinstance(op, Attention):
-                z, bias = self.attention(u, op, first)
+                z, bias = self.attention(u if op.memory is None else self.memory, op, first)
                 if config.variant == "paper":
                     z = self.biased(z, bias, bias if np.ndim(bias) == 2 else None)
                 else:
@@ -177,11 +177,12 @@ class Naive:
         p, size = op.pattern, op.w_value.shape[1] // op.kv_heads
         query, key = array(p.query, row=True), array(p.key, row=True)
         w_value, w_out = array(op.w_value), array(op.w_out)
-        shape = (op.heads, len(x), len(x))
+        n = query.shape[1]  # of a cross attention, other positions than those that are attended
+        shape = (op.heads, n, len(x))
         added = np.zeros(shape) if p.bias is None else np.broadcast_to(array(p.bias, row=True), shape)
         rides = self.config.variant == "released" and first and op.b_value is not None
         sinks, d = None if p.sink is None else array(p.sink), w_out.shape[1]
-        z, through = np.zeros((*x.shape[:2], d)), np.zeros(d if sinks is None else (len(x), d))
+        z, through = np.zeros((n, x.shape[1], d)), np.zeros(d if sinks is None else (n, d))
         for h in range(op.heads):
             g = h * op.kv_heads // op.heads
             head, group = slice(h * size, (h + 1) * size), slice(g * size, (g + 1) * size)
@@ -192,7 +193,7 @@ class Naive:
                     values[j, k] = values[j, k] + b_value
             elif b_value is not None and sinks is None:
                 through = through + b_value @ w_out[head]
-            for i in range(len(x)):
+            for i in range(n):
                 seen = [j for j in range(len(x)) if not (p.causal and j > i)]
                 seen = [j for j in seen if p.window is None or abs(i - j) < p.window]
                 logits = np.array([p.scale * query[h, i] @ key[g, j] for j in seen])
@@ -296,16 +297,22 @@ class Naive:
         return u
 
 
-def decompose(linearization, config: DecompXConfig, sources: list[int] | None = None) -> tuple[Array, list[Array]]:
+def decompose(
+    linearization, config: DecompXConfig, sources: list[int] | None = None, terms=None
+) -> tuple[Array, list[Array]]:
     """Scores ``[k, c]`` of the first input, and the decomposed state after each layer."""
     embedding = array(linearization.embedding, row=True)
     naive = Naive(config, list(range(len(embedding))) if sources is None else sources)
-    x, states = naive.start(embedding), []
+    x, states, encoder = naive.start(embedding), [], linearization.encoder
+    if encoder is not None:
+        x, decoder = x[: encoder.tokens], x[encoder.tokens :]
     for layer in linearization.layers():
+        if encoder is not None and layer.index == encoder.layers:
+            naive.memory, x = x, decoder
         x = naive.layer(x, layer, first=layer.index == 0)
         states.append(x)
         output = layer.output
-    scores = naive.head(x, linearization.head(output))
+    scores = naive.head(x, linearization.head(output) if terms is None else linearization.head(output, terms))
     if config.bias == "bias_token" and config.bias_token_split is not None:
         scores = add_bias(scores[:-1], scores[-1], config.bias_token_split)
     return scores, states

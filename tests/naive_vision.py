@@ -41,9 +41,11 @@ def norm(state: State, module: nn.LayerNorm, rule: str) -> State:
 def attention(state: State, module: nn.Module, out: nn.Linear, bias: Array | None, scale, rule: str) -> State:
     """``bias`` ``[h, i, j]`` is added to the logits."""
     heads = getattr(module, "num_attention_heads", None) or module.num_heads
-    query, key = (affine(state, getattr(module, name), rule).x for name in ("q_proj", "k_proj"))
+    names = ("query", "key", "value") if hasattr(module, "query") else ("q_proj", "k_proj", "v_proj")
+    query, key = (affine(state, getattr(module, name), rule).x for name in names[:2])
     n, size = len(query), query.shape[1] // heads
-    w_value, b_value = array(module.v_proj.weight).T, array(module.v_proj.bias)
+    value = getattr(module, names[2])
+    w_value, b_value = array(value.weight).T, array(value.bias)
     w_out = array(out.weight).T * scale
     u, x = np.zeros_like(state.u), np.zeros_like(state.x)
     for h in range(heads):
@@ -66,9 +68,11 @@ def network(state: State, module: nn.Module, kind: str, scale, rule: str) -> Sta
         frozen = gate.x / (1 + np.exp(-gate.x))
         return affine(State(value.u * frozen[:, None], value.x * frozen), module.down_proj, rule, scale)
     kind = ACTIVATION_NAMES.get(kind, kind)
-    hidden = affine(state, module.fc1, rule)
+    first, second = (module.intermediate, module.output) if hasattr(module, "intermediate") else (module, module)
+    first, second = (getattr(part, name, None) or part.dense for part, name in ((first, "fc1"), (second, "fc2")))
+    hidden = affine(state, first, rule)
     slope, _ = slope_and_intercept(kind, hidden.x, "zero_origin")
-    return affine(State(hidden.u * slope[:, None], ACTIVATIONS[kind](hidden.x)), module.fc2, rule, scale)
+    return affine(State(hidden.u * slope[:, None], ACTIVATIONS[kind](hidden.x)), second, rule, scale)
 
 
 def parts_of(layer: nn.Module) -> tuple:
@@ -79,8 +83,11 @@ def parts_of(layer: nn.Module) -> tuple:
     if hasattr(layer, "self_attn"):
         return layer.layer_norm1, layer.layer_norm2, layer.self_attn, layer.self_attn.out_proj, (1.0, 1.0)
     scales = [getattr(layer, name, 1.0) for name in ("lambda_1", "lambda_2")]
-    scales = [array(scale) if isinstance(scale, torch.Tensor) else scale for scale in scales]
-    return layer.layernorm_before, layer.layernorm_after, layer.attention, layer.attention.o_proj, scales
+    scales = [array(scale) if isinstance(scale, torch.Tensor) else 1.0 for scale in scales]
+    norms = layer.layernorm_before, layer.layernorm_after
+    if hasattr(layer.attention, "attention"):
+        return *norms, layer.attention.attention, layer.attention.output.dense, scales
+    return *norms, layer.attention, layer.attention.o_proj, scales
 
 
 def relative(table: nn.Module | None, grid: tuple[int, int]) -> Array | None:
@@ -117,12 +124,15 @@ def decompose(model: nn.Module, pixels: torch.Tensor, rule: str) -> tuple[Array,
     grid = (config.image_size // config.patch_size,) * 2 if isinstance(config.image_size, int) else None
     for layer in layers:
         first, second, attend, out, scales = parts_of(layer)
-        tables = [getattr(layer, "relative_position_bias", None), getattr(base, "shared_position_bias", None)]
+        holders = [(layer, "relative_position_bias"), (attend, "relative_position_bias")]
+        holders += [(base, "shared_position_bias"), (encoder, "relative_position_bias")]
+        tables = [getattr(*holder, None) for holder in holders]
         biases = [relative(table, grid) for table in tables if table is not None]
         added = sum(biases) if biases else None
         z = attention(norm(state, first, rule), attend, out, added, scales[0], rule)
         state = State(state.u + z.u, state.x + z.x)
-        z = network(norm(state, second, rule), layer.mlp, config.hidden_act, scales[1], rule)
+        mlp = getattr(layer, "mlp", layer)
+        z = network(norm(state, second, rule), mlp, config.hidden_act, scales[1], rule)
         state = State(state.u + z.u, state.x + z.x)
     return head(model, base, state, rule)
 
@@ -137,12 +147,15 @@ def head(model: nn.Module, base: nn.Module, state: State, rule: str) -> tuple[Ar
     def at(position: int) -> State:
         return State(state.u[position : position + 1], state.x[position : position + 1])
 
-    if name.startswith("CLIP"):
+    if name.startswith(("CLIP", "MetaClip2")):
         found = affine(mean(1), model.classifier, rule)
-    elif name.startswith("Beit") and model.config.use_mean_pooling:
+    elif name.startswith(("Beit", "Data2Vec")) and model.config.use_mean_pooling:
         found = affine(norm(mean(1), base.pooler.layernorm, rule), model.classifier, rule)
     elif name.startswith("Siglip"):
         state = norm(state, base.post_layernorm, rule)
+        found = affine(mean(0), model.classifier, rule)
+    elif name.startswith("IJepa"):
+        state = norm(state, base.layernorm, rule)
         found = affine(mean(0), model.classifier, rule)
     else:
         state = norm(state, base.layernorm, rule)

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from decompx_fast.activations import get_activation
-from decompx_fast.linearize.evaluate import linearize_head, linearize_layer, restore_layer
+from decompx_fast.linearize.evaluate import linearize_layer, restore_layer
+from decompx_fast.linearize.evaluate_head import linearize_head
 from decompx_fast.linearize.layer import Head, LinearizedLayer, Terms
 from decompx_fast.linearize.spec import (
     Affine,
@@ -36,6 +37,7 @@ class RandomModel:
     def __post_init__(self) -> None:
         self.num_layers = len(self.specs)
         self.reads_all = self.position == "mean"
+        self.encoder = None
         *_, last = self.layers()
         self.last = last.output
         if self.position != "each":

@@ -11,7 +11,8 @@ from transformers import (
     RobertaForSequenceClassification,
 )
 
-from decompx_fast.linearize.evaluate import linearize_head, linearize_layer, restore_layer
+from decompx_fast.linearize.evaluate import linearize_layer, restore_layer
+from decompx_fast.linearize.evaluate_head import linearize_head
 from decompx_fast.linearize.linearization import linearize
 from decompx_fast.linearize.spec import Affine, AttentionSpec, FeedForwardSpec, HeadStepSpec, NormSpec, SublayerSpec
 
@@ -66,6 +67,7 @@ class SpecLinearization:
         self.embedding = embedding
         self.num_layers = len(layers)
         self.reads_all = position == "mean"
+        self.encoder = None
         x = embedding
         for index in range(self.num_layers):
             x = self.layer(index, x).output

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from decompx_fast.request.encoding import Encoded, Reader
+from decompx_fast.request.encoded import Encoded
+from decompx_fast.request.encoding import Reader
 from decompx_fast.request.tasks.columns import Best
 
 

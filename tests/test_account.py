@@ -11,7 +11,7 @@ from explanation_samples import simple
 
 from decompx_fast import DecompX
 from decompx_fast.result.account import account
-from decompx_fast.result.explanation import Site
+from decompx_fast.result.kinds import Site
 
 TEXT = models.TEXTS[0]
 

@@ -33,7 +33,7 @@ from decompx_fast.engines.adjoint.pullback import pull_attention
 from decompx_fast.engines.attribution import Attribution
 from decompx_fast.engines.terms import Terms
 from decompx_fast.errors import InputError, OptionError
-from decompx_fast.linearize import layer as layer_module
+from decompx_fast.linearize import pattern as pattern_module
 from decompx_fast.linearize.linearization import linearize
 
 RULES = ["none", "bias_token", "equal", "cls"]
@@ -245,7 +245,7 @@ def test_adjoint_names_every_site_in_forward_order():
     layer = ["pre_ln1", "attention", "out_ln1", "pre_ln2", "ffn.in", "ffn.gate", "ffn.out", "out_ln2"]
     assert places("around", gate="half") == [(0, place) for place in layer] + head
     layer.remove("ffn.gate")
-    assert places("around") == [(0, place) for place in layer] + head
+    assert places("around", gate="value") == [(0, place) for place in layer] + head
     assert (0, "ffn.intercept") in places("post_norm", activation="linear")
     assert (-1, "head.0.intercept") in places("post_norm", tanh="linear")
     assert (-1, "head.1.intercept") in places("post_norm", activation="linear")
@@ -379,7 +379,7 @@ class LargestTensor(TorchDispatchMode):
 @pytest.mark.parametrize("kind", KINDS)
 def test_adjoint_memory_is_linear_in_positions(monkeypatch, kind, dtype):
     workspace_bytes = 1 << 18
-    monkeypatch.setattr(layer_module, "WORKSPACE_BYTES", workspace_bytes)
+    monkeypatch.setattr(pattern_module, "WORKSPACE_BYTES", workspace_bytes)
     n = 1000
     model = random_model(kind, b=1, n=n, dtype=dtype)
     with LargestTensor() as largest:

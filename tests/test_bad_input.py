@@ -392,5 +392,5 @@ def test_arguments_of_a_wrong_kind():
     refuses(DecompX, model, config={"bias": "none"}, match=("config is a dict", "DecompXConfig"), error=OptionError)
     text = message(UnsupportedModelError, DecompX, BertModel(model.config))
     assert "BertModel has no head" in text and "pooling='mean'" in text
-    text = message(UnsupportedModelError, DecompX, BertForPreTraining(model.config))
-    assert "BertForPreTraining cannot be explained exactly: it has two heads" in text
+    text = message(OptionError, DecompX, BertForPreTraining(model.config))
+    assert "BertForPreTraining has two heads, and task= is not given: say which" in text

@@ -11,7 +11,8 @@ from decompx_fast.engines import reference
 from decompx_fast.engines.adjoint import run as adjoint
 from decompx_fast.engines.forward import run as forward
 from decompx_fast.errors import OptionError
-from decompx_fast.linearize.linearization import describe, linearize
+from decompx_fast.linearize.architectures import describe
+from decompx_fast.linearize.linearization import linearize
 
 EVERY_RULE = ("absdot", "abssim", "norm", "equal", "cls", "dot", "bias_token", "none")
 

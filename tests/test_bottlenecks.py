@@ -11,11 +11,13 @@ from test_families import CASES, ROUNDING, classifier, inputs
 from decompx_fast import DecompX, DecompXConfig, UnsupportedModelError
 from decompx_fast.engines import reference
 from decompx_fast.engines.adjoint import run as adjoint
+from decompx_fast.engines.forward import narrow
 from decompx_fast.engines.forward import run as forward
 from decompx_fast.engines.forward.plan import ModelShape, plan
 from decompx_fast.evaluation.linearized import attention_of
 from decompx_fast.evaluation.methods import relevance
-from decompx_fast.linearize.linearization import describe, linearize
+from decompx_fast.linearize.architectures import describe
+from decompx_fast.linearize.linearization import linearize
 
 CASE = "mobilebert"
 
@@ -65,6 +67,28 @@ def test_groups_of_tokens_and_rows_in_small_blocks(workspace_bytes):
     expected = reference.attribute(linearize(model, given), whole, sources=sources)
     assert close(found.scores, expected.scores)
     assert close(found.stages["rows"], expected.stages["encoder.2"][:, [2, 6]])
+
+
+@pytest.mark.parametrize("bottleneck_attention", [True, False])
+def test_of_the_last_layer_only_the_rows_that_are_read_are_computed(monkeypatch, bottleneck_attention):
+    name, options = CASES[CASE]
+    monkeypatch.setitem(CASES, "own", (name, options | {"use_bottleneck_attention": bottleneck_attention}))
+    model, given, computed = classifier("own"), inputs(CASE, 2, 9), []
+    finish = narrow._finish
+    monkeypatch.setattr(narrow, "_finish", lambda *a, **k: computed.append(a[3].stop - a[3].start) or finish(*a, **k))
+    for rule in ("absdot", "norm", "equal", "bias_token"):
+        for variant in ("paper", "released"):
+            config = DecompXConfig(bias=rule, variant=variant)
+            linearization = linearize(model, given)
+            computed.clear()
+            found = forward.attribute(linearization, config, positions=(4,))
+            inner, layers = len(describe(model).layers[0]) - 2, linearization.num_layers
+            assert sum(computed) == 2 * 9 * inner * (layers - 1) + 2 * 2 * inner  # two rows of each input at last
+            whole = config.replace(stages=("encoder",), stage_output="vector")
+            expected = reference.attribute(linearize(model, given), whole)
+            assert close(found.scores, expected.scores)
+            last = expected.stages[f"encoder.{linearization.num_layers - 1}"]
+            assert close(found.stages["rows"], last[:, [4]].norm(dim=-1))
 
 
 def test_what_biases_add_is_told_by_place():

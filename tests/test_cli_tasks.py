@@ -51,6 +51,10 @@ def test_words_masks_and_answers(capsys, folders, tmp_path):
     pair = ("--file", str(table), "--pair-column", "context", "--model", folders["question-answering"])
     (one,) = explained(capsys, *pair)
     assert one["answer"]["text"] in "John met Mary." and len(one["targets"]) == 3
+    options = ("--max-answer-tokens", "2", "--max-seq-len", "9", "--doc-stride", "1")
+    (one,) = explained(capsys, *pair, *options)
+    assert len(one["tokens"]) <= 9 and one["metadata"]["windows"] > 1
+    assert "--doc-stride=5" in fails(capsys, 1, "explain", *pair, "--max-seq-len", "9", "--doc-stride", "5")
 
 
 def test_a_head_can_be_named(capsys, folders):

@@ -18,7 +18,7 @@ CHOICES = {
     "variant": ["paper", "released"],
     "activation": ["zero_origin", "linear", "relu"],
     "tanh": ["zero_origin", "linear"],
-    "gate": ["value", "half"],
+    "gate": ["half", "value"],
     "ln1": [True, False],
     "ffn": [True, False],
     "ln2": [True, False],

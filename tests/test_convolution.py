@@ -16,7 +16,8 @@ from decompx_fast.engines.adjoint import run as adjoint
 from decompx_fast.engines.forward import run as forward
 from decompx_fast.engines.forward.plan import ModelShape, plan
 from decompx_fast.evaluation.methods import norms, relevance
-from decompx_fast.linearize.linearization import describe, linearize
+from decompx_fast.linearize.architectures import describe
+from decompx_fast.linearize.linearization import linearize
 from decompx_fast.linearize.spec import ConvolutionSpec, InputLimits, ModelSpec, SublayerSpec
 
 CASE = "deberta_convolution"

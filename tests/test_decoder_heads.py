@@ -17,7 +17,8 @@ from decompx_fast.engines import reference
 from decompx_fast.engines.adjoint import run as adjoint
 from decompx_fast.engines.forward import run as forward
 from decompx_fast.engines.terms import Terms
-from decompx_fast.linearize.linearization import linearize, supported_architectures
+from decompx_fast.linearize.architectures import supported_architectures
+from decompx_fast.linearize.linearization import linearize
 
 #: Of each architecture the case that stands for it.
 STANDS_FOR = {name: case for case, (name, _) in reversed((CASES | LANGUAGE_MODELS).items())}

@@ -19,7 +19,7 @@ from decompx_fast.evaluation.masking import Perturbation, count_of, importance_o
 from decompx_fast.evaluation.method import Problem, get_method
 from decompx_fast.evaluation.metrics import BINS, LEVELS, METRICS, Outcomes, get_metric, perturbations
 from decompx_fast.evaluation.rationales import FOLDS, PENALTY, fit, folds_of, out_of_fold_correct
-from decompx_fast.request.encoding import Encoded
+from decompx_fast.request.encoded import Encoded
 
 MASK = 99
 

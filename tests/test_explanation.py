@@ -13,7 +13,8 @@ from explanation_samples import sample, simple
 
 from decompx_fast.errors import InputError
 from decompx_fast.optional import MissingPackageError
-from decompx_fast.result.explanation import Explanation, Site, TopToken
+from decompx_fast.result.explanation import Explanation
+from decompx_fast.result.kinds import Site, TopToken
 
 
 @pytest.mark.parametrize(

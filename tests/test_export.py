@@ -16,7 +16,8 @@ from safetensors.torch import save_file
 
 from decompx_fast.errors import InputError, OutputError
 from decompx_fast.result import file as export
-from decompx_fast.result.explanation import Explanation, Site
+from decompx_fast.result.explanation import Explanation
+from decompx_fast.result.kinds import Site
 
 
 def rich_explanation() -> Explanation:

@@ -16,7 +16,8 @@ from decompx_fast import DecompXConfig, UnsupportedModelError
 from decompx_fast.engines import reference
 from decompx_fast.engines.adjoint import run as adjoint
 from decompx_fast.engines.forward import run as forward
-from decompx_fast.linearize.linearization import linearize, supported_architectures
+from decompx_fast.linearize.architectures import supported_architectures
+from decompx_fast.linearize.linearization import linearize
 
 COMMON = {
     "hidden_size": 24,
@@ -121,9 +122,6 @@ IN_FLOAT32 = dict.fromkeys(
     1e-5,
 )
 
-#: Cases whose model changes what its maps give in place, so that nothing can be recorded.
-CHANGED = {"longformer", "longformer_wide"}
-
 
 def classifier(case: str, seed: int = 0, dtype: torch.dtype = torch.float64) -> nn.Module:
     """In eval mode; every weight random, no bias zero and no norm weight one."""
@@ -203,7 +201,7 @@ def test_scores_sum_to_the_logits_at_every_length(case):
         assert linearization.max_gap <= rounding
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case not in CHANGED])
+@pytest.mark.parametrize("case", CASES)
 def test_all_layers_are_recorded(case):
     dtype = torch.float32 if case in IN_FLOAT32 else torch.float64
     linearization = linearize(classifier(case, dtype=dtype), inputs(case), record=True)

@@ -18,6 +18,7 @@ from decompx_fast.engines import reference
 from decompx_fast.engines.forward import attention as attention_path
 from decompx_fast.engines.forward import direct as direct_path
 from decompx_fast.engines.forward import run as forward
+from decompx_fast.engines.forward.propagation import Propagation
 from decompx_fast.errors import BackendError, InputError, OptionError
 from decompx_fast.linearize.linearization import linearize
 
@@ -434,7 +435,7 @@ def test_forward_gives_stages_and_rows_together(shape, output, stages):
 def test_forward_takes_all_positions_where_rows_would_cost_more(monkeypatch):
     model, config = synthetic.hugging_face(), DecompXConfig()
     expected = forward.attribute(model, config, positions=[1, 4]).stages["rows"]
-    monkeypatch.setattr(forward._Run, "_rows_are_cheaper", lambda *_: False)
+    monkeypatch.setattr(Propagation, "_rows_are_cheaper", lambda *_: False)
     assert relative(forward.attribute(model, config, positions=[1, 4]).stages["rows"], expected) < 1e-10
 
 

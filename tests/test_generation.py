@@ -203,6 +203,7 @@ def test_a_chat_needs_a_template_and_texts(explainers):
 # Inputs that are hard.
 
 
+@pytest.mark.filterwarnings("error")  # a token that is special is none of many that are unknown
 def test_a_prompt_of_one_token_and_an_answer_of_one_token(explainers):
     for explainer in explainers.values():
         for prompt in ([70], "a", [0]):
@@ -210,6 +211,37 @@ def test_a_prompt_of_one_token_and_an_answer_of_one_token(explainers):
             ids = byte_level()(prompt)["input_ids"] if isinstance(prompt, str) else prompt
             assert len(found) == 1
             assert found.totals.item() == pytest.approx(own_logits(explainer, ids)[0, 80].item(), abs=EXACT)
+
+
+def test_what_cannot_be_written_is_refused_by_name(explainers, monkeypatch):
+    from transformers import GenerationConfig
+
+    explainer = explainers["llama"]
+    with pytest.raises(OptionError, match=r"seed=3, and generate=2 draws nothing: leave it out"):
+        explainer.explain(PROMPT, generate=2, seed=3)
+    for seed in (2**70, -1, True, 1.5):
+        with pytest.raises(OptionError, match=r"use a whole number from 0 to 2\*\*63 - 1"):
+            explainer.explain(PROMPT, generate=GenerationConfig(max_new_tokens=2, do_sample=True), seed=seed)
+    for config in (
+        GenerationConfig(max_length=3),  # shorter than the prompt
+        GenerationConfig(max_new_tokens=2, do_sample=True, temperature=0.0),
+    ):
+        with pytest.raises(OptionError, match=r"generate=GenerationConfig .* is not what transformers takes"):
+            explainer.explain(PROMPT, generate=config)
+
+
+def test_nothing_is_written_far_beyond_the_positions(explainers, monkeypatch):
+    explainer, steps = explainers["llama"], []
+    forward = type(explainer.model).forward
+
+    def counted(self, *args, **kwargs):
+        steps.append(1)
+        return forward(self, *args, **kwargs)
+
+    monkeypatch.setattr(type(explainer.model), "forward", counted)
+    with pytest.raises(InputError, match="has 65 tokens with its output, and the model has positions for 64"):
+        explainer.explain(PROMPT, generate=10**6)
+    assert len(steps) < 70
 
 
 def test_padding_that_is_the_end_of_text_is_dropped(explainers):
@@ -354,6 +386,50 @@ def test_the_page_has_a_tab_for_each_token_and_no_scripts(written):
     assert page.count('<input type="radio"') == len(written.targets) == page.count('<div class="dx-panel">')
     assert page.count(" checked>") == 1 and "<script" not in page and "http" not in page.replace("http-equiv", "")
     assert 'type="radio"' not in written.at(0).to_html() and 'type="radio"' not in written.to_html(written.targets[1])
+
+
+def test_only_the_panel_of_the_chosen_tab_is_hidden_by_a_rule_on_its_button(written):
+    """A label also holds the name, and that is never checked: a rule that looks at all of it hides every panel."""
+    (rule,) = re.findall(r"\.dx-tab(.*?) \+ \.dx-panel { display: none; }", written.to_html(full=True))
+    assert rule == ":has(> input:not(:checked))"
+
+
+def test_the_page_has_the_scale_and_the_numbers_of_all_tabs(written):
+    page = written.to_html(full=True)
+    ordinary = written.scores[1:].abs().max().item()  # the first token does not set the scale
+    legend = re.search(r'<p class="dx-legend">(.*?)</p>', page, re.S)[1]
+    spans = re.findall(r"<span[^>]*>([^<]*)</span>", legend)
+    assert float(spans[2]) == pytest.approx(ordinary, rel=1e-2) and float(spans[0]) == -float(spans[2])
+    (ends,) = (re.fullmatch(r"scores from (\S+) to (\S+)", one) for one in spans if "scores" in one)
+    low, high = map(float, ends.groups())
+    assert (low, high) == pytest.approx((written.scores.min().item(), written.scores.max().item()), abs=1e-3)
+    assert "<dt>Explained</dt>" not in page and "<dt>Explained</dt>" in written.at(0).to_html()
+
+
+def test_each_tab_has_the_probability_of_its_own_token(explainers):
+    found = explainers["llama"].explain(PROMPT, continuation="oooo", contrast="mean")
+    assert len(found.targets) == 4 and len({one.name for one in found.predictions}) == 1
+    notes = re.findall(r'<p class="dx-note"><b>.*?probability (\S+)</p>', found.to_html())
+    assert notes == [f"{one.score:.1%}" for one in found.predictions]
+    others = explainers["llama"].explain(PROMPT, continuation="oooo", targets=["a", "o"])
+    assert "probability" not in others.to_html()
+
+
+def test_a_token_of_white_space_is_named_by_signs(explainers):
+    found = explainers["llama"].explain("one\n two", continuation="\n \t", targets=None)
+    assert found.targets == ("\u23ce", "\u2423", "\u21e5")
+    chat = explainers["llama"].explain([{"role": "user", "content": "one"}], continuation="a")
+    console = Console(file=io.StringIO(), width=100)
+    chat.show(console=console)
+    assert "\u010a" not in console.file.getvalue() and "\u23ce" in console.file.getvalue()
+
+
+def test_what_comes_after_a_token_is_no_zero(written):
+    console = Console(file=io.StringIO(), width=200)
+    written.show(console=console)
+    last = re.search(rf"^ *{len(written) - 1} +.*$", console.file.getvalue(), re.M)[0]
+    assert last.split()[-1] != "\u00b7" and last.split()[-2] == "\u00b7"
+    assert written.to_html().count(">\u00b7</td>") == int((written.scores == 0).sum())
 
 
 def test_the_terminal_shows_sources_against_tokens(written):

@@ -14,10 +14,11 @@ from decompx_fast.engines.adjoint import run as adjoint
 from decompx_fast.engines.forward import run as forward
 from decompx_fast.evaluation.linearized import attention_of
 from decompx_fast.evaluation.methods import relevance
+from decompx_fast.linearize.architectures import describe
 from decompx_fast.linearize.families.bigbird import repeated_block
 from decompx_fast.linearize.hubs import Hubs
 from decompx_fast.linearize.layer import AttentionPattern
-from decompx_fast.linearize.linearization import describe, linearize
+from decompx_fast.linearize.linearization import linearize
 
 TWO = ["longformer", "bigbird_drawn"]
 
@@ -154,6 +155,19 @@ def test_a_changed_map_of_hubs_is_refused(name):
     for record in (False, True):
         with pytest.raises(UnsupportedModelError, match="layer 1"):
             list(linearize(model, inputs("longformer"), record=record).layers())
+
+
+@pytest.mark.parametrize("tokens", [3, 4, 11])
+def test_layers_of_whole_windows_and_padded_ones_are_recorded(tokens):
+    """Its maps are given positions first, with the padding to whole windows, and their outputs are scaled in place."""
+    model, given = classifier("longformer", dtype=torch.float32), inputs("longformer", 3, tokens)
+    ours, theirs = linearize(model, given, record=True), linearize(model, given)
+    assert ours.recorded_layers == tuple(range(ours.num_layers))
+    for found, expected in zip(ours.layers(), theirs.layers(), strict=True):
+        for one, other in zip(found.constants, expected.constants, strict=True):
+            assert torch.allclose(one, other, rtol=1e-4, atol=1e-5)  # of float32, where weights cancel
+    scores = [adjoint.attribute(one, DecompXConfig(bias="bias_token")).scores for one in (ours, theirs)]
+    assert torch.allclose(*scores, rtol=1e-4, atol=1e-5)
 
 
 def test_methods_that_do_not_know_hubs_refuse_them():

@@ -17,7 +17,8 @@ from decompx_fast.engines import reference
 from decompx_fast.errors import UnsupportedModelError
 from decompx_fast.linearize import linearization as registry
 from decompx_fast.linearize import model_run
-from decompx_fast.linearize.linearization import input_limits, linearize, supported_architectures
+from decompx_fast.linearize.architectures import supported_architectures
+from decompx_fast.linearize.linearization import input_limits, linearize
 
 #: Rounding of a few layers in float64, and room: a wrong weight shows as 1e-3 at the least.
 EXACT = 1e-10

@@ -153,7 +153,7 @@ def test_clipped_values_are_refused():
 
 
 def test_the_architectures_are_supported():
-    from decompx_fast.linearize.linearization import supported_architectures
+    from decompx_fast.linearize.architectures import supported_architectures
 
     names = {f"{name}ForSequenceClassification" for name, _ in llama_like.CASES.values()}
     assert names <= set(supported_architectures())

@@ -19,7 +19,7 @@ from decompx_fast.errors import InputError, UnsupportedModelError
 from decompx_fast.evaluation.method import Problem, get_method
 from decompx_fast.evaluation.methods import gradients, perturbation
 from decompx_fast.evaluation.methods.logits import class_logit, evaluation_mode, on_device, word_embeddings
-from decompx_fast.request.encoding import Encoded
+from decompx_fast.request.encoded import Encoded
 
 GRADIENTS = (
     "saliency-l1",

@@ -20,7 +20,8 @@ from decompx_fast.linearize.layer import AttentionPattern
 from decompx_fast.linearize.linearization import linearize, specification
 from decompx_fast.linearize.spec import Affine, AttentionSpec, FeedForwardSpec, NormSpec
 from decompx_fast.models.demo import load_demo
-from decompx_fast.request.encoding import Encoded, Reader
+from decompx_fast.request.encoded import Encoded
+from decompx_fast.request.encoding import Reader
 
 #: The equations divide by outputs, which may come near 0, where autograd does not.
 DIVIDED = 1e-7

@@ -24,7 +24,8 @@ from decompx_fast.evaluation.methods.attention import _max_flows
 from decompx_fast.linearize.linearization import linearize
 from decompx_fast.models.demo import load_demo
 from decompx_fast.optional import MissingPackageError
-from decompx_fast.request.encoding import Encoded, Reader
+from decompx_fast.request.encoded import Encoded
+from decompx_fast.request.encoding import Reader
 
 EXACT = 1e-9
 

@@ -16,8 +16,9 @@ from decompx_fast.engines import reference
 from decompx_fast.engines.adjoint import run as adjoint
 from decompx_fast.engines.forward import run as forward
 from decompx_fast.linearize import probing as parts
-from decompx_fast.linearize.linearization import describe, linearize
-from decompx_fast.linearize.spec import affine
+from decompx_fast.linearize.architectures import describe
+from decompx_fast.linearize.linearization import linearize
+from decompx_fast.linearize.readers import affine
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -12,7 +12,7 @@ from random_models import Weights
 from torch import Tensor
 
 from decompx_fast.engines.adjoint.pullback import pull_mix
-from decompx_fast.linearize import layer as layer_module
+from decompx_fast.linearize import pattern as pattern_module
 from decompx_fast.linearize.layer import AttentionPattern
 
 
@@ -59,8 +59,8 @@ def dense_alpha(p: AttentionPattern) -> Tensor:
 @pytest.mark.parametrize("workspace", [1, 3000, 64 << 20])
 @pytest.mark.parametrize("case", PATTERNS, ids=str)
 def test_pattern_mixes_and_pulls_back_as_its_matrix_does(monkeypatch, case, workspace):
-    monkeypatch.setattr(layer_module, "WORKSPACE_BYTES", workspace)
-    monkeypatch.setattr(layer_module, "MIN_BLOCK_ROWS", 2)
+    monkeypatch.setattr(pattern_module, "WORKSPACE_BYTES", workspace)
+    monkeypatch.setattr(pattern_module, "MIN_BLOCK_ROWS", 2)
     n, group = 13, 4 // case.kv_heads
     pattern = case.pattern(n)
     alpha = dense_alpha(pattern)

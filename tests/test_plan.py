@@ -25,7 +25,7 @@ from decompx_fast.engines.forward.plan import ModelShape, plan
 from decompx_fast.engines.memory import available_bytes, default_workspace
 from decompx_fast.engines.shape import Mask
 from decompx_fast.errors import OptionError, PlanError
-from decompx_fast.linearize.linearization import describe
+from decompx_fast.linearize.architectures import describe
 from decompx_fast.ops.backends import product_choices, products
 
 MIB = 1 << 20

@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 from typing import get_type_hints
 
+import encoder_decoders
 import evaluation_samples
 import models
 import pytest
@@ -31,7 +32,7 @@ def python_blocks() -> list[str]:
 def test_readme_examples_run() -> None:
     matplotlib = pytest.importorskip("matplotlib")
     matplotlib.use("Agg")
-    others = ("similarity(", "demo_lm(", "looker", "explain_dataset(")  # have tests of their own
+    others = ("similarity(", "demo_lm(", "translator", "looker", "explain_dataset(")  # have tests of their own
     first, options, tasks = (block for block in python_blocks() if not any(name in block for name in others))
     first, count = re.subn(r"DecompX\.from_pretrained\(.*?\)", "DecompX.demo()", first)
     assert count == 1
@@ -46,6 +47,14 @@ def test_readme_examples_run() -> None:
     names["of_task"] = lambda task: DecompX(task_models.model(task), models.word_piece())
     exec(tasks, names)
     assert names["named"].entities
+
+
+def test_readme_example_of_a_translator_runs() -> None:
+    (block,) = (block for block in python_blocks() if "translator" in block)
+    block, count = re.subn(r"DecompX\.from_pretrained\(.*?\)", "a_model()", block)
+    assert count == 1
+    names = {"a_model": lambda: DecompX(encoder_decoders.model_of("bart"), encoder_decoders.tokenizer())}
+    exec(block, names | {"text": "the cat sat on mat ."})
 
 
 @pytest.mark.slow

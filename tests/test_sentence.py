@@ -22,8 +22,9 @@ from decompx_fast.engines import reference
 from decompx_fast.engines.adjoint import run as adjoint
 from decompx_fast.engines.forward import run as forward
 from decompx_fast.errors import InputError, ModelLoadError, NumericalError, UnsupportedModelError
+from decompx_fast.linearize.architectures import supported_architectures
 from decompx_fast.linearize.families.sentence import BARE_MODELS
-from decompx_fast.linearize.linearization import linearize, supported_architectures
+from decompx_fast.linearize.linearization import linearize
 from decompx_fast.linearize.sentence import EmbeddingStep, SentenceEncoder, embed
 
 POOLINGS = ("mean", "cls", "lasttoken")

@@ -7,10 +7,11 @@ import inspect
 
 from decompx_fast import DecompX, DecompXConfig
 from decompx_fast.arguments import TELLING, Arguments, Options
+from decompx_fast.call import Call
 
 
 def test_a_call_shows_every_keyword_that_it_takes() -> None:
-    taken = inspect.signature(DecompX._start).parameters
+    taken = inspect.signature(Call).parameters
     keywords = {name for name, one in taken.items() if one.kind is inspect.Parameter.KEYWORD_ONLY}
     options = {field.name for field in dataclasses.fields(DecompXConfig)}
     for method in (DecompX.explain, DecompX.explain_iter, DecompX.__call__):

@@ -144,7 +144,7 @@ def test_errors_leave_nothing_behind(monkeypatch, engine, error):
     for place in (
         "decompx_fast.linearize.families.parts.activation_name",
         "decompx_fast.linearize.linearization.HuggingFaceLinearization._check",
-        "decompx_fast.linearize.linearization.linearize_head",
+        "decompx_fast.linearize.recomputed.linearize_head",
         "decompx_fast.engines." + (engine if engine == "reference" else f"{engine}.run") + ".attribute",
         "decompx_fast.job.Explanation",
     ):

@@ -62,7 +62,7 @@ SHAPES = [(22, 13), (8, 32), (5, 7)]
 @pytest.mark.parametrize("case", [case for case in CASES if case not in OF_ONE_SIZE])
 def test_pictures_of_other_shapes_are_complete(case, size):
     model, given = classifier(case, seed=1), inputs(case, 2, size)
-    asks = not case.startswith(("dinov2", "beit"))
+    asks = not case.startswith(("dinov2", "beit", "data2vec"))
     truth = own_logits(model, given, **({"interpolate_pos_encoding": True} if asks else {}))
     linearization = linearize(model, given)
     for engine, rule in ((reference, "absdot"), (forward, "absdot"), (adjoint, "equal")):
@@ -86,7 +86,7 @@ def test_all_layers_are_recorded(case):
 @pytest.mark.parametrize("case", CASES)
 def test_weights_are_not_copied_but_for_what_a_scale_is_folded_into(case):
     model = classifier(case)
-    scaled = case.startswith("dinov2") or case in ("beit", "beit_absolute")
+    scaled = case.startswith("dinov2") or case in ("beit", "beit_absolute", "data2vec")
     names = ("value_weight", "b_value", "w_in", "b_in", "w_gate", "b_gate") + (() if scaled else ("w_out", "b_out"))
     storages = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     for layer in linearize(model, inputs(case)).layers():

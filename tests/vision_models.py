@@ -38,6 +38,15 @@ CASES: dict[str, tuple[str, str, dict]] = {
     ),
     "beit_absolute": ("Beit", "", BEIT | {"use_absolute_position_embeddings": True}),
     "clip": ("CLIP", "", {"hidden_act": "quick_gelu"}),
+    "data2vec": ("Data2VecVision", "", BEIT),
+    "data2vec_shared": (
+        "Data2VecVision",
+        "",
+        {"use_shared_relative_position_bias": True, "use_mean_pooling": False, "layer_scale_init_value": 0.0},
+    ),
+    "ijepa": ("IJepa", "", {}),
+    "metaclip2": ("MetaClip2", "", {"hidden_act": "gelu"}),
+    "vit_msn": ("ViTMSN", "", {}),
     "siglip": ("Siglip", "", {"hidden_act": "gelu_pytorch_tanh"}),
 }
 
@@ -49,7 +58,7 @@ def classifier(case: str, seed: int = 0, dtype: torch.dtype = torch.float64, **m
     """In eval mode, with three classes; every weight random, no bias zero and no norm weight one."""
     name, suffix, options = CASES[case]
     options = SIZES | options | more
-    if name in ("CLIP", "Siglip"):
+    if name in ("CLIP", "MetaClip2", "Siglip"):
         text = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
         options = {"vision_config": options, "text_config": text | {"vocab_size": 50}}
     config = getattr(transformers, f"{name}Config")(**({"num_labels": 3} | options))

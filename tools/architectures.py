@@ -32,9 +32,10 @@ from decompx_fast.engines import reference
 from decompx_fast.engines.adjoint import run as adjoint
 from decompx_fast.engines.forward import run as forward
 from decompx_fast.engines.terms import Terms
-from decompx_fast.linearize.families import FAMILIES
+from decompx_fast.linearize.families import ENCODER_DECODERS, FAMILIES
 from decompx_fast.linearize.families.unsupported import UNSUPPORTED
 from decompx_fast.linearize.linearization import linearize, specification
+from decompx_fast.linearize.spec import ModelSpec
 
 RESULTS = Path(__file__).resolve().parent.parent / "bench" / "results"
 
@@ -42,6 +43,9 @@ ENGINES = {"reference": reference, "forward": forward, "adjoint": adjoint}
 
 #: The rules that are asked: one by the vectors, which the adjoint engine has not, and one that all engines have.
 RULES = ("absdot", "bias_token")
+
+#: What T5 and its kin begin with.
+T5_LIKE = ("T5", "MT5", "UMT5")
 
 #: What an architecture needs besides sizes, by what its classes begin with.
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -72,6 +76,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "Persimmon": {"partial_rotary_factor": 1.0},
     "Phi": {"partial_rotary_factor": 1.0},
     "StableLm": {"partial_rotary_factor": 1.0},
+    **{name: {"d_kv": 5, "relative_attention_max_distance": 9} for name in T5_LIKE},
 }
 
 #: Architectures whose configuration makes a head's size itself.
@@ -86,15 +91,17 @@ PICTURE = {"image_size": 12, "patch_size": 4, "num_channels": 3}
 #: How configurations call their sizes: hidden size, heads, layers, size of the network, of an embedding, positions.
 NAMES = {
     "d": ("hidden_size", "dim", "n_embd", "d_model", "emb_dim"),
-    "heads": ("num_attention_heads", "n_heads", "n_head", "num_heads"),
-    "layers": ("num_hidden_layers", "n_layers", "n_layer", "num_layers"),
-    "f": ("intermediate_size", "hidden_dim", "n_inner", "ffn_dim"),
+    "heads": ("num_attention_heads", "n_heads", "n_head", "num_heads", "encoder_attention_heads"),
+    "decoder_heads": ("decoder_attention_heads",),
+    "layers": ("num_hidden_layers", "n_layers", "n_layer", "num_layers", "encoder_layers"),
+    "decoder_layers": ("decoder_layers", "num_decoder_layers"),
+    "f": ("intermediate_size", "hidden_dim", "n_inner", "ffn_dim", "d_ff", "encoder_ffn_dim", "decoder_ffn_dim"),
     "n": ("max_position_embeddings", "n_positions"),
 }
 
 VOCABULARY, POSITIONS = 60, 40
 
-NAME = re.compile(r"(\w+?)(For\w+|WithLMHeadModel|LMHeadModel|HeadModel|Model)")
+NAME = re.compile(r"(\w+?)(For\w+|WithLMHeadModel|LMHeadModel|HeadModel|MTModel|EncoderModel|Model)")
 
 
 def parted(name: str) -> tuple[str, str]:
@@ -114,8 +121,11 @@ def random_model(name: str, seed: int, dtype: torch.dtype) -> nn.Module:
         "f": draw.randrange(9, 40),
         "n": POSITIONS,
     }
-    options = {alias: sizes[what] for what, aliases in NAMES.items() for alias in aliases}
+    if name in ENCODER_DECODERS:
+        sizes |= {"decoder_heads": 2, "decoder_layers": draw.choice((1, 2, 3))}
+    options = {alias: sizes[what] for what, aliases in NAMES.items() if what in sizes for alias in aliases}
     options |= {"vocab_size": VOCABULARY, "num_labels": 2, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
+    options |= {"decoder_start_token_id": 2} if name in ENCODER_DECODERS else {}
     options |= {"num_key_value_heads": draw.choice((heads, heads // 2)), "head_dim": size}
     prefixes = sorted((prefix for prefix in OPTIONS if name.startswith(prefix)), key=len)
     options |= OPTIONS[prefixes[-1]] if prefixes else {}
@@ -144,6 +154,8 @@ def question(name: str, model: nn.Module, seed: int) -> tuple[dict[str, Tensor],
     if name.startswith("Longformer"):
         ids[:, [2, 3, -1]] = 2  # two texts, as its heads need them
     spec = specification(model)
+    if spec.encoder_layers:
+        return question_of_decoder(name, spec, ids, generator)
     outputs = torch.randint(0, spec.classes, (2, 2), generator=generator)
     if "ForImageClassification" in name:
         size = PICTURE["image_size"]
@@ -151,6 +163,21 @@ def question(name: str, model: nn.Module, seed: int) -> tuple[dict[str, Tensor],
         return {"pixel_values": pixels.to(next(model.parameters()).dtype)}, Terms(None, outputs)
     positions = torch.randint(0, tokens, (2, 2), generator=generator) if spec.read == "each" else None
     return {"input_ids": ids}, Terms(positions, outputs)
+
+
+def question_of_decoder(
+    name: str, spec: ModelSpec, ids: Tensor, generator: torch.Generator
+) -> tuple[dict[str, Tensor], Terms]:
+    """The same of a model with a decoder beside its encoder, which has the outputs."""
+    outputs = torch.randint(0, spec.classes, (2, 2), generator=generator)
+    if "ForSequenceClassification" in name:
+        ids[:, -1] = 2  # the end, which its head reads
+        return {"input_ids": ids}, Terms(None, outputs)
+    given, tokens = {"input_ids": ids}, ids.shape[1]
+    if spec.shifted is None:
+        tokens -= 3
+        given["decoder_input_ids"] = torch.randint(2, VOCABULARY, (2, tokens), generator=generator)
+    return given, Terms(ids.shape[1] + torch.randint(0, tokens, (2, 2), generator=generator), outputs)
 
 
 def measure(name: str, seed: int) -> Iterator[tuple[str, str, float]]:

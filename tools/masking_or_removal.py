@@ -36,7 +36,7 @@ from decompx_fast.evaluation.methods.gradients import STEPS
 from decompx_fast.evaluation.methods.logits import class_logit, evaluation_mode, on_device, word_embeddings
 from decompx_fast.evaluation.metrics import LEVELS
 from decompx_fast.optional import import_optional
-from decompx_fast.request.encoding import Encoded
+from decompx_fast.request.encoded import Encoded
 
 TEXTS = 528
 Way = Literal["mask", "remove"]

@@ -89,9 +89,8 @@ def explain_dataset(
         on_error: what becomes of a row that cannot be explained: ``"skip"`` writes it with its error, ``"stop"`` ends
             the run; what is done is kept.
         retry_errors: also explain rows again for which an earlier run wrote an error.
-        workers: processes; ``None``: one for each GPU, or each core but 4 at most. On a CPU each computes on one
-            thread, so that numbers do not depend on how many there are. 0: none, all is done in this process, which a
-            row that ends it takes along.
+        workers: processes; ``None``: one for each GPU, or each core but 4 at most, of one thread, so that numbers do
+            not depend on how many there are. 0: none; a row that ends this process then ends the run.
         rows_of_a_part: at most; equally long ones among them are computed together.
         words: merge the tokens of each word.
         device: where to compute; ``None``: the GPUs, or else the CPU.
@@ -110,10 +109,8 @@ def explain_dataset(
     """
     if on_error not in get_args(OnError) or output not in get_args(Output):
         raise OptionError(f"on_error={on_error!r}, output={output!r}: use 'skip' or 'stop', and 'parquet' or 'jsonl'")
-    devices = _devices(model, device)
-    count = _count("workers", workers, len(devices) or min(os.cpu_count() or 1, _MOST_WORKERS), least=0)
+    devices, count = _workers(model, device, workers)
     size = _count("rows_of_a_part", rows_of_a_part, UNIT_ROWS)
-    inputs = Inputs.find(data, format)
     asked = Task(
         model=model if model is None or isinstance(model, DecompX) else os.fspath(model),
         load={} if task is None else {"task": task},
@@ -125,7 +122,22 @@ def explain_dataset(
         devices=devices,
     )
     columns = {"text": text_column, "pair": pair_column, "id": id_column}
-    pool = Pool(asked, count, _Notices()) if count else InThisProcess(asked, _Notices())
+    return _run(asked, count, Inputs.find(data, format), Path(out), columns, size, progress, retry_errors)
+
+
+def _run(
+    asked: Task,
+    workers: int,
+    inputs: Inputs,
+    out: Path,
+    columns: dict[str, str | None],
+    size: int,
+    progress: bool | None,
+    retry: bool,
+) -> Summary:
+    """Open the folder of the results and do what is missing there."""
+    pool = Pool(asked, workers, _Notices()) if workers else InThisProcess(asked, _Notices())
+    output = asked.format
     try:
         settings = {"format": FORMAT, **pool.start(), "columns": columns, "rows_of_a_part": size, "output": output}
         folder = RunFolder(out, settings, results=f"parts/*.{output}")
@@ -133,7 +145,7 @@ def explain_dataset(
             parts = Parts(folder.folder / "parts", output, {})
             inputs = inputs.in_order_of(folder.folder)
             shown = Progress(progress, inputs.about() if progress is not False else None)
-            return _work(pool, parts, number_rows(inputs.read(), columns), size, shown, retry_errors)
+            return _work(pool, parts, number_rows(inputs.read(), columns), size, shown, retry)
     finally:
         pool.close()
 
@@ -204,6 +216,12 @@ class _Notices:
             with warnings.catch_warnings():
                 warnings.simplefilter("always")
                 warn_user(f"{text} (said once, whatever the number of rows)")
+
+
+def _workers(model: Any, device: str | None, workers: int | None) -> tuple[tuple[str, ...], int]:
+    """Where the workers compute, in turn, and how many there are."""
+    devices = _devices(model, device)
+    return devices, _count("workers", workers, len(devices) or min(os.cpu_count() or 1, _MOST_WORKERS), least=0)
 
 
 def _devices(model: Any, device: str | None) -> tuple[str, ...]:

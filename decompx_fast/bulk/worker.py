@@ -22,7 +22,7 @@ import torch
 from .. import __version__
 from ..errors import DecompXError, InputError, OptionError
 from ..explainer import DecompX
-from ..linearize.linearization import unwrap
+from ..linearize.architectures import unwrap
 from ..models.digest import model_sha256
 from ..result.explanation import Explanation
 from ..result.failure import OF_AN_INPUT, Failure

@@ -80,8 +80,8 @@ class Conditioning:
         self._half_smallest = numbers.tiny * numbers.eps / 2 if dtype is torch.float16 else None
         self._terms: list[Tensor] = []
         self._factors: list[float] = []
-        self._quotients: list[Tensor] = []  # of norms, [b, i] each, all with one factor
-        self._mean = self._constants = 0.0
+        self._quotients: dict[tuple[int, int], list[Tensor]] = {}  # of norms, [b, i] each, by i and d
+        self._constants = 0.0
         self._waiting: dict[
             tuple[object, ...], list[AttentionPattern]
         ] = {}  # of short texts: alike, and looked at together
@@ -89,9 +89,9 @@ class Conditioning:
     def note(self, layer: LinearizedLayer, state: Tensor | None = None) -> None:
         """A layer, complete, and the decomposed state ``[b, i, k, d]`` before it, if there is one."""
         self._constants = max(_rounding(layer.input.dtype), self._model)
-        self._mean = 1 / (layer.input.shape[1] * math.sqrt(layer.input.shape[-1]))
+        quotients = self._quotients.setdefault((layer.input.shape[1], layer.input.shape[2]), [])
         for sublayer in layer.sublayers:
-            self._quotients += (size / norm.std for norm, size in _norms(sublayer))
+            quotients += (size / norm.std for norm, size in _norms(sublayer))
             for op in sublayer.ops:
                 for part in op.parts if isinstance(op, Attention) else ():
                     self._wait(part.pattern)
@@ -140,8 +140,9 @@ class Conditioning:
         for patterns in self._waiting.values():
             self._look(patterns)
         self._waiting.clear()
-        for term in torch.stack(self._quotients).sum(-1) if self._quotients else ():
-            self._add(term, self._state * self._mean)
+        for (n, d), quotients in self._quotients.items():
+            for term in torch.stack(quotients).sum(-1) if quotients else ():
+                self._add(term, self._state / (n * math.sqrt(d)))
         self._quotients.clear()
         if not self._terms:
             return None

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..config import DecompXConfig
-from ..linearize.layer import Attention, AttentionPattern, Convolution, Op, Sublayer
+from ..linearize.layer import Attention, AttentionPattern, Convolution, Linearization, Op, Sublayer
 
 
 @dataclass(frozen=True)
@@ -27,18 +27,41 @@ class Reach:
     (:mod:`..linearize.hubs`) these reach every position beside the range, ``hubs`` ``[b, j]``, and are reached by all
     themselves, ``whole`` ``[b, i]``; after another attention with hubs, all is.
     ``None`` in place of a reach: every token, at every position.
+
+    Tokens of an encoder-decoder are numbered through both: of ``tokens`` all come from the encoder, and a position of
+    the decoder is reached by its own token and those before it, and by the encoder's once it has attended them.
     """
 
     first: Tensor
     last: Tensor
     hubs: Tensor | None = None
     whole: Tensor | None = None
+    tokens: int | None = None
 
     @classmethod
     def own(cls, n: int, device: torch.device) -> Reach:
         """At the start each position holds its own token alone."""
         i = torch.arange(n, device=device)
         return cls(i, i)
+
+    @classmethod
+    def at_start(cls, linearization: Linearization, layer: int = 0) -> Reach:
+        """The same where the layers begin among which is this one: a model's, an encoder's or a decoder's."""
+        encoder, own = linearization.encoder, cls.own(linearization.embedding.shape[1], linearization.embedding.device)
+        if encoder is None:
+            return own
+        part = encoder.part(layer)
+        return cls(own.first[part], own.last[part], tokens=encoder.tokens)
+
+    def everything(self) -> Reach | None:
+        """Every token, at every position; of an encoder its own."""
+        if self.tokens is None:
+            return None
+        return replace(self, first=torch.zeros_like(self.first), last=torch.full_like(self.last, self.tokens - 1))
+
+    def after(self, op: Attention) -> Reach | None:
+        """What is reached after an attention; after one to an encoder all of its tokens are."""
+        return self.through(op.pattern) if op.memory is None else replace(self, first=torch.zeros_like(self.first))
 
     @classmethod
     def around(cls, n: int, radius: int, device: torch.device) -> Reach:
@@ -71,12 +94,12 @@ class Reach:
             return Reach(self.first[lowest], self.last[highest], where, where)
         # All attend some hub, and hubs were reached by all.
         if self.hubs is not None or (not pattern.causal and pattern.window is None):
-            return None
+            return self.everything()
         window = n if pattern.window is None else pattern.window
         i = torch.arange(n, device=self.first.device)
         lowest = (i - window + 1).clamp_min(0)
         highest = i if pattern.causal else (i + window - 1).clamp_max(n - 1)
-        return Reach(self.first[lowest], self.last[highest])
+        return replace(self, first=self.first[lowest], last=self.last[highest])
 
 
 def reach_after(sublayer: Sublayer, reach: Reach | None, config: DecompXConfig) -> Reach | None:
@@ -86,7 +109,7 @@ def reach_after(sublayer: Sublayer, reach: Reach | None, config: DecompXConfig) 
         return None  # Of the branch only the bias of its norm is left, and that is shared among all.
     for op in ops:
         if reach is not None and isinstance(op, Attention):
-            reach = reach.through(op.pattern)
+            reach = reach.after(op)
         if reach is not None and isinstance(op, Convolution):
             reach = reach.joined(reach_of_convolution(op))
     return reach
@@ -107,8 +130,8 @@ def equal_shares(reach: Reach | None, member: Tensor, n_sources: int, dtype: tor
 
     Args:
         reach: of the tokens.
-        member: ``[b, j]``, the source that each token belongs to. A source of several tokens reaches what one of them
-            does; one without tokens reaches nothing.
+        member: ``[b, j]``, the source that each token belongs to, of all tokens. A source of several tokens reaches
+            what one of them does; one without tokens reaches nothing.
         n_sources: how many sources there are.
         dtype: of the shares.
 
@@ -135,7 +158,7 @@ def equal_shares_at_head(
 ) -> Tensor:
     """The same for what a head reads: positions ``[b, r]``, or ``None`` for the mean of all; ``[b, r, k]``."""
     if reach is None or rows is None:
-        read = None if reach is None else reach.read(range(member.shape[1]))
+        read = None if reach is None else reach.read(range(len(reach.first)))
         shares = equal_shares(read, member, n_sources, dtype)[:, :1]
         return shares if rows is None else shares.expand(-1, rows.shape[1], -1)
     shares = equal_shares(reach, member, n_sources, dtype)  # [b, i, k]

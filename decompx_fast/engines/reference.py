@@ -32,12 +32,14 @@ from .attribution import Attribution
 from .bias import Rule, safe_norm
 from .dtype_range import check_embedding, check_layer, finite, finite_state
 from .head import through_head
-from .reach import Reach, active_ops, equal_shares, equal_shares_at_head, reach_after, reach_of_convolution
+from .reach import active_ops
 from .terms import Terms, close, head_for
+from .walk import Walk
 
 #: The stages of each kind of sublayer: what it adds, after the residual, after the norm.
 STAGES_OF: dict[str, tuple[str | None, str | None, str | None]] = {
     "attention": ("attention", "res1", "ln1"),
+    "cross_attention": (None, None, None),
     "ffn": ("ffn", "res2", None),
     "convolution": (None, None, None),
     "narrow": (None, None, None),
@@ -79,16 +81,26 @@ def attribute(
     check_embedding(linearization.embedding, dtype)
     conditioning = Conditioning(dtype, config.bias, model_dtype_of(linearization))
     vectors = config.aggregation == "vector"
-    x = _one_vector_per_source(linearization.embedding.to(dtype), sources)
-    walk = _Walk(config, _own(x) if sources is None else sources, x.shape[2])
+    start = _one_vector_per_source(linearization.embedding.to(dtype), sources)
+    walk = Walk(config, linearization, _own(start) if sources is None else sources, start.shape[2])
     if config.bias == "bias_token":
-        x = torch.cat([x, torch.zeros_like(x[:, :, :1])], dim=2)
+        start = torch.cat([start, torch.zeros_like(start[:, :, :1])], dim=2)
+    encoder = linearization.encoder
+    if encoder is not None and not vectors:
+        raise OptionError(
+            f"aggregation={config.aggregation!r} takes each layer by itself, and a decoder's layers read two states: "
+            "use aggregation='vector'"
+        )
+    x = start if encoder is None else start[:, encoder.part(0)]
     rollout: Tensor | None = None
     gap = torch.zeros(x.shape[0], dtype=torch.float64, device=x.device)
     for layer in linearization.layers():
         check_layer(layer, dtype)
         conditioning.note(layer, x)
         first = layer.index == 0 or not vectors
+        if encoder is not None and layer.index == encoder.layers:
+            walk.start_decoder(x)
+            x = start[:, encoder.part(layer.index)]
         if not vectors:
             x = _one_vector_per_source(layer.input.to(dtype), sources)
             walk.start()
@@ -117,50 +129,6 @@ def attribute(
         norms = safe_norm(head.read(x)) if rollout is None else head.read(rollout)  # [b, r, k]
         result = Attribution(head.reading.pick_rows(norms.transpose(1, 2)), None, gap, trace.stages)
     return finite(replace(result, expected_error=conditioning.estimate), dtype)
-
-
-class _Walk:
-    """Who belongs to whom, and which sources have reached which positions so far.
-
-    Attributes:
-        sources: ``[b, j]``, the source of each token.
-    """
-
-    def __init__(self, config: DecompXConfig, sources: Tensor, n_sources: int) -> None:
-        self.sources = sources
-        self._config, self._n_sources = config, n_sources
-        self.start()
-
-    def start(self) -> None:
-        """Every position holds its own token alone."""
-        self._reach: Reach | None = Reach.own(self.sources.shape[1], self.sources.device)
-
-    def step(self, sublayer: Sublayer) -> tuple[Rule, Rule]:
-        """Go through a sublayer: the rule for the biases before an attention in it, and for those after."""
-        before = self.rule()
-        self._reach = reach_after(sublayer, self._reach, self._config)
-        return before, self.rule()
-
-    def rule(self) -> Rule:
-        """The rule here."""
-        return self._rule_of(self._reach)
-
-    def rule_within(self, op: Convolution) -> Rule:
-        """The rule for the biases of a convolution, which reads the embedding and not the state here."""
-        return self._rule_of(reach_of_convolution(op))
-
-    def _rule_of(self, reach: Reach | None) -> Rule:
-        name = self._config.bias
-        if name != "equal":
-            return Rule(name)
-        return Rule(name, equal_shares(reach, self.sources, self._n_sources, torch.float64))
-
-    def rule_at_head(self, head: Head, name: str) -> Rule:
-        """The same for what the head reads."""
-        if name != "equal":
-            return Rule(name)
-        shares = equal_shares_at_head(self._reach, head.reading.rows, self.sources, self._n_sources, torch.float64)
-        return Rule(name, shares)
 
 
 class _Trace:
@@ -210,7 +178,7 @@ def _one_vector_per_source(x: Tensor, sources: Tensor | None) -> Tensor:
 
 
 def _layer(
-    x: Tensor, layer: LinearizedLayer, config: DecompXConfig, trace: _Trace, walk: _Walk, *, first: bool
+    x: Tensor, layer: LinearizedLayer, config: DecompXConfig, trace: _Trace, walk: Walk, *, first: bool
 ) -> Tensor:
     wide = x
     for sublayer in layer.sublayers:
@@ -231,7 +199,7 @@ def _sublayer(
     sublayer: Sublayer,
     config: DecompXConfig,
     trace: _Trace,
-    walk: _Walk,
+    walk: Walk,
     index: int,
     stages: tuple[str | None, str | None, str | None],
     *,
@@ -256,7 +224,9 @@ def _sublayer(
             branch = branch + _convolution(u, op, config, walk)
             continue
         assert isinstance(op, Attention)
-        z, bias = _attention(u, op, config, walk.sources, first=first)
+        read = u if op.memory is None else walk.memory
+        assert read is not None
+        z, bias = _attention(read, op, config, walk.sources, first=first)
         if config.variant == "paper":
             z = after.add(z, bias)
         else:
@@ -276,7 +246,8 @@ def _sublayer(
 def _attention(
     x: Tensor, op: Attention, config: DecompXConfig, sources: Tensor, *, first: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Equation 4: ``Z[i,k] = sum_h sum_j alpha[h,i,j] X[j,k] W_V^h W_O^h``, and the bias that is still to be shared.
+    """Equation 4: ``Z[i,k] = sum_h sum_j alpha[h,i,j] X[j,k] W_V^h W_O^h``, and the bias that is still to be shared; of
+    a cross attention ``X[j,k]`` is the memory.
 
     In the first layer of the released code the value bias rides inside the value vectors of its own token.
     """
@@ -294,7 +265,7 @@ def _attention(
     return mixed @ op.w_out.to(x.dtype), bias
 
 
-def _convolution(like: Tensor, op: Convolution, config: DecompXConfig, walk: _Walk) -> Tensor:
+def _convolution(like: Tensor, op: Convolution, config: DecompXConfig, walk: Walk) -> Tensor:
     """``slope * (sum_t E[i+t-r,k] W_t + share of b)``, where ``E`` is the embedding: each token its own source's."""
     vectors, tokens = op.terms()
     a = torch.zeros_like(like)  # [b, i, k, d]
@@ -382,7 +353,7 @@ def _attribute_head(
     config: DecompXConfig,
     terms: Terms | None,
     trace: _Trace,
-    walk: _Walk,
+    walk: Walk,
 ) -> Attribution:
     """The vectors that the head reads through its steps, in float32 at least: ``[b, r, k, d]`` to ``[b, k, m]``."""
     rows = head.read(x.to(torch.promote_types(x.dtype, torch.float32)))

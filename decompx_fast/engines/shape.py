@@ -102,7 +102,7 @@ class ModelShape:
         d, reads_all = linearization.embedding.shape[-1], linearization.reads_all
         shape = _read([layer.sublayers], linearization.num_layers, d, classes, reads_all)
         rows = 1 if terms is None or terms.positions is None else len(terms.positions.unique())
-        return replace(shape, rows=rows)
+        return replace(shape, rows=rows, foldable=shape.foldable and linearization.encoder is None)
 
     @classmethod
     def from_spec(cls, spec: Any, *, rows: int = 1, columns: int | None = None) -> ModelShape:

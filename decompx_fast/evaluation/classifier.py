@@ -10,10 +10,12 @@ from torch import Tensor
 
 from ..errors import InputError, NumericalError
 from ..explainer import DecompX
-from ..linearize.linearization import describe, input_limits, only_device, unwrap
+from ..linearize.architectures import describe, unwrap
+from ..linearize.linearization import input_limits, only_device, specification
 from ..linearize.model_run import plain_mode, run_model, undisturbed
 from ..models.digest import model_sha256
-from ..request.encoding import Encoded, Reader
+from ..request.encoded import Encoded
+from ..request.encoding import Reader
 
 #: Positions in one batch; inputs of a batch are equally long, so that none is padded.
 BATCH_POSITIONS = 2**12
@@ -55,6 +57,11 @@ class Classifier:
         if explainer.problem_type != "single_label":
             kind = explainer.problem_type.replace("_", " ")
             raise InputError(f"the model is one of {kind}: faithfulness is measured for models that choose one class")
+        if specification(explainer.model, explainer.copies).encoder_layers:
+            raise InputError(
+                "the model has a decoder beside its encoder, in which each token of a text has two places: "
+                "faithfulness is measured for models in which it has one"
+            )
         if explainer.tokenizer is None:
             raise InputError("the explainer has no tokenizer, which the texts and their masks need: load one with it")
         mask = explainer.tokenizer.mask_token_id

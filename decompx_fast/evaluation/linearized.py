@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError, UnsupportedModelError
+from ..linearize.architectures import unwrap
 from ..linearize.layer import Attention, Linearization, LinearizedLayer, StateMap
-from ..linearize.linearization import linearize, only_device, unwrap
+from ..linearize.linearization import linearize, only_device
 from ..linearize.model_run import plain_mode
 from ..linearize.spec import AttentionSpec, ConvolutionSpec, LayerSpec, RoutedSpec
-from ..request.encoding import Encoded
+from ..request.encoded import Encoded
 from .method import Problem
 
 #: Pairs of positions that one batch holds at most (if it holds several inputs): a decomposed state of this size still

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..errors import NumericalError
-from ..request.encoding import Encoded
+from ..request.encoded import Encoded
 from .classifier import Inputs
 
 

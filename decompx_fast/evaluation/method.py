@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import InputError, OptionError
-from ..request.encoding import Encoded
+from ..request.encoded import Encoded
 
 
 @dataclass(frozen=True)

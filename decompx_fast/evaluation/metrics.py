@@ -5,7 +5,7 @@ So the curves, the table and the intervals come from the same numbers, and two m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -81,7 +81,7 @@ class Metric:
         return self.levels(outcomes).mean(1)
 
 
-def perturbations(metrics: list[Metric], *, pairs: bool) -> list[Perturbation]:
+def perturbations(metrics: Sequence[Metric], *, pairs: bool) -> list[Perturbation]:
     """What has to be computed for these metrics, each once."""
     known = (
         Perturbation("mask-most", "mask", "most", LEVELS),

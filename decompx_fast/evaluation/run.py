@@ -11,6 +11,7 @@ import platform
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from .. import __version__
 from ..errors import InputError, OptionError, warn_user
 from ..explainer import DecompX
 from ..optional import import_optional
-from ..request.encoding import Encoded
+from ..request.encoded import Encoded
 from .classifier import Classifier
 from .data import Dataset, read_dataset
 from .masking import input_key
@@ -94,11 +95,10 @@ def evaluate(
         EvaluationError: if a method fails; it names the texts.
     """
     chosen = _choose_methods(methods, workers)
-    _check_apart(data, Path(out))
     wanted = None if metrics == ALL else [get_metric(name) for name in _names(metrics, "metric")]
+    _check_apart(data, Path(out))
     _check_numbers(workers=workers, seed=seed)
-    for name in ("pyarrow", "pyarrow.parquet", "matplotlib"):
-        import_optional(name, "the evaluation of faithfulness")
+    _check_packages()
     explainer = _load(model, device, workers)
     classifier = Classifier(explainer)
     dataset = read_dataset(
@@ -110,25 +110,33 @@ def evaluate(
         label_map=label_map,
         limit=limit,
     )
-    encoded = classifier.encode(dataset.texts, truncate=truncate, places=dataset.places)
+    name = None if model == DEMO else explainer.name
+    task = Task(name, device, dataset.texts, dataset.labels, chosen, perturbations=(), seed=seed, truncate=truncate)
+    return _evaluate(classifier, dataset, task, wanted, out=out, workers=workers, progress=progress)
+
+
+def _evaluate(
+    classifier: Classifier,
+    dataset: Dataset,
+    task: Task,
+    wanted: Sequence[Metric] | None,
+    *,
+    out: str | os.PathLike[str],
+    workers: int,
+    progress: bool | None,
+) -> Evaluation:
+    """Compute what is missing of a task whose perturbations the metrics say, and write the report."""
+    explainer = classifier.explainer
+    encoded = classifier.encode(dataset.texts, truncate=task.truncate, places=dataset.places)
     groups = _equal_inputs(encoded, dataset)
-    wanted = _check_metrics(wanted, dataset, len(np.unique(groups)))
-    task = Task(
-        model=None if model == DEMO else explainer.name,
-        device=device,
-        texts=dataset.texts,
-        labels=dataset.labels,
-        methods=chosen,
-        perturbations=tuple(perturbations(wanted, pairs=dataset.is_pairs)),
-        seed=seed,
-        truncate=truncate,
-    )
+    metrics = _check_metrics(wanted, dataset, len(np.unique(groups)))
+    task = replace(task, perturbations=tuple(perturbations(metrics, pairs=dataset.is_pairs)))
     worker = Worker(task, explainer, encoded)
     with Store(out, _settings(task, worker.classifier, dataset)).opened() as store, one_thread():
         _compute_missing(store, worker, workers, progress)
-        setting = Setting(explainer.name or type(explainer.model).__name__, dataset, seed, groups)
-        labels = _labels(store, chosen, len(worker.chunks))
-        return write_report(store, setting, labels, wanted, len(worker.chunks))
+        setting = Setting(explainer.name or type(explainer.model).__name__, dataset, task.seed, groups)
+        labels = _labels(store, task.methods, len(worker.chunks))
+        return write_report(store, setting, labels, metrics, len(worker.chunks))
 
 
 def _compute_missing(store: Store, worker: Worker, workers: int, progress: bool | None) -> None:
@@ -211,6 +219,11 @@ def _check_numbers(*, workers: int, seed: int) -> None:
             raise OptionError(f"{name}={value!r}: use a whole number from {least}")
 
 
+def _check_packages() -> None:
+    for name in ("pyarrow", "pyarrow.parquet", "matplotlib"):
+        import_optional(name, "the evaluation of faithfulness")
+
+
 def _equal_inputs(encoded: Sequence[Encoded], dataset: Dataset) -> NDArray[np.int64]:
     """For each text the place of the first one that the model cannot tell from it, with a warning if there are such."""
     first: dict[object, int] = {}
@@ -226,7 +239,7 @@ def _equal_inputs(encoded: Sequence[Encoded], dataset: Dataset) -> NDArray[np.in
     return np.array(groups, dtype=np.int64)
 
 
-def _check_metrics(wanted: list[Metric] | None, dataset: Dataset, n_different: int) -> list[Metric]:
+def _check_metrics(wanted: Sequence[Metric] | None, dataset: Dataset, n_different: int) -> Sequence[Metric]:
     """Those that the data allow, or that were named, which the data must allow."""
     if wanted is None:
         labelled = dataset.labels is not None

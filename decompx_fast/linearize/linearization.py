@@ -9,7 +9,7 @@ is not computed a second time.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from itertools import chain
 from typing import Literal
@@ -18,16 +18,16 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import InputError, NumericalError, UnsupportedModelError
+from .architectures import describe, find_family, unwrap
 from .copies import Copies
-from .evaluate import Read, linearize_head, linearize_layer, read_terms, restore_layer
-from .families import FAMILIES
-from .families.sentence import SENTENCE_ENCODERS
-from .families.unsupported import UNSUPPORTED
+from .encoder import Encoder
+from .evaluate_head import Read
 from .layer import Head, LinearizedLayer
 from .model_run import ModelRun, check_embedding_mode, plain_mode, run_model, undisturbed
 from .private_copy import modules_of
+from .recomputed import Recomputed
 from .record import Record
-from .spec import Context, InputLimits, ModelSpec
+from .spec import InputLimits, ModelSpec
 from .terms import Terms
 from .values import ModelValues, check_weights
 
@@ -40,147 +40,11 @@ TOLERANCE = {torch.float64: 1e-10, torch.float32: 5e-5, torch.float16: 1e-2, tor
 TF32_TOLERANCE = 1e-2
 
 
+#: What a decoder reads, where there is an encoder too.
+DECODER_IDS = "decoder_input_ids"
+
 #: A layer that was recorded, and the largest gap of its steps.
 _Recorded = tuple[LinearizedLayer, float]
-
-
-def supported_architectures() -> list[str]:
-    """The class names that can be explained."""
-    return sorted(FAMILIES)
-
-
-def unwrap(model: nn.Module) -> nn.Module:
-    """The module inside ``torch.compile``, data parallel and low-rank-adapter wrappers."""
-    while True:
-        inner = getattr(model, "_orig_mod", None)
-        if isinstance(inner, nn.Module):
-            model = inner
-        elif isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
-            model = model.module
-        elif callable(base := getattr(model, "get_base_model", None)):
-            refuse_prompts(model)
-            model = base()
-        else:
-            return model
-
-
-def refuse_prompts(model: nn.Module) -> None:
-    """Learned prompts are outside the base model: it would be explained without them."""
-    if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
-        raise UnsupportedModelError(
-            "this model is adapted by learned prompts, which are no tokens of the text: only adapters that change "
-            "weights, such as LoRA, can be explained"
-        )
-
-
-def find_family(model: nn.Module) -> Callable[[nn.Module], ModelSpec]:
-    """The function that describes this architecture.
-
-    Raises:
-        UnsupportedModelError: says why it is not, where that is known, and lists what is supported.
-    """
-    for cls in type(model).__mro__:
-        for register in (FAMILIES, SENTENCE_ENCODERS):
-            if cls.__name__ in register:
-                return register[cls.__name__]
-    supported = f"supported are {', '.join(_of_the_same_kind(type(model).__name__))}"
-    for cls in type(model).__mro__:
-        if cls.__name__ in UNSUPPORTED:
-            raise UnsupportedModelError(
-                f"{type(model).__name__} cannot be explained exactly: {UNSUPPORTED[cls.__name__]}; {supported}"
-            )
-    raise UnsupportedModelError(f"{type(model).__name__} cannot be explained yet: {supported}")
-
-
-def _of_the_same_kind(name: str) -> list[str]:
-    """The supported classes with the head of the one that is named so; all of them if there are none."""
-    _, found, head = name.rpartition("For")
-    alike = [one for one in supported_architectures() if found and one.endswith(f"For{head}")]
-    return alike or supported_architectures()
-
-
-def describe(model: nn.Module) -> ModelSpec:
-    """The model's parts as data: views on its weights, read anew at each call, so that nothing goes stale.
-
-    Args:
-        model: an unwrapped model in eval mode.
-
-    Raises:
-        UnsupportedModelError: if the architecture or one of its modules is not supported.
-    """
-    family = find_family(model)
-    try:
-        spec = family(model)
-    except AttributeError as error:
-        raise UnsupportedModelError(
-            f"this {type(model).__name__} has not the parts of its architecture ({error}): it cannot be explained "
-            "exactly"
-        ) from error
-    if not spec.layers:
-        raise UnsupportedModelError(f"this {type(model).__name__} has no layers: there is nothing to decompose")
-    return spec
-
-
-class Recomputed:
-    """The layers of a model on some embedding, in its dtype, computed from the weights and compared with nothing.
-
-    To measure what a computation in one precision is wrong by; satisfies
-    :class:`decompx_fast.linearize.layer.ReadsTerms`, but for ``logits`` and ``values``, which are those of the model
-    itself.
-    """
-
-    def __init__(
-        self, spec: ModelSpec, contexts: Sequence[Context], embedding: Tensor, values: ModelValues, read: Read
-    ) -> None:
-        self._spec = spec
-        self._values = values
-        self._read = read
-        self.contexts = contexts
-        self.embedding = embedding
-        self.num_layers = len(spec.layers)
-        self.reads_all = spec.reads_all
-
-    @property
-    def logits(self) -> Tensor:
-        """``[b, c]``, the model's own, of the head's own reading.
-
-        Raises:
-            InputError: if the head reads each position by itself.
-        """
-        if self._values.own is None:
-            raise InputError(
-                "this model has outputs at each position, and no logits of the whole input: ask for values(terms)"
-            )
-        return self._values.own.to(self.embedding.dtype)
-
-    def values(self, terms: Terms) -> Tensor:
-        """The model's own values of the terms, ``[b, t]``, in the dtype of the computation.
-
-        Raises:
-            InputError: for positions or outputs that do not exist.
-        """
-        reading = read_terms(self._spec.head, self._read, self.embedding, terms)
-        return reading.pick(self._values.at(reading, self.embedding.dtype))
-
-    def layers(self) -> Iterator[LinearizedLayer]:
-        """Yield the layers in order."""
-        x = self.embedding
-        for index in range(self.num_layers):
-            layer = self.layer(index, x)
-            yield layer
-            x = layer.output
-
-    def layer(self, index: int, x: Tensor) -> LinearizedLayer:
-        """The layer ``index`` on the state ``x`` ``[b, i, d]``, unchecked."""
-        return linearize_layer(self._spec.layers[index], index, x, self.contexts[index])
-
-    def restore(self, layer: LinearizedLayer) -> LinearizedLayer:
-        """A layer again of which only :meth:`LinearizedLayer.without_constants` was kept."""
-        return restore_layer(self._spec.layers[layer.index], layer, self.contexts[layer.index])
-
-    def head(self, x: Tensor, terms: Terms | None = None) -> Head:
-        """The head where it is read for these terms, on the last layer's output ``x`` ``[b, i, d]``."""
-        return linearize_head(self._spec.head, self._read, x, terms)
 
 
 class HuggingFaceLinearization(Recomputed):
@@ -189,7 +53,8 @@ class HuggingFaceLinearization(Recomputed):
     Satisfies :class:`decompx_fast.linearize.layer.ReadsTerms`.
 
     Attributes:
-        embedding: ``[b, i, d]``, the output of the embedding block, in the dtype of the computation.
+        embedding: ``[b, i, d]``, the output of the embedding block, in the dtype of the computation; of an
+            encoder-decoder those of both, the encoder's first.
         num_layers: number of layers.
         max_gap: the largest gap seen so far between a recomputed state, or the checked step of a recorded layer, and
             the model's own, relative.
@@ -207,7 +72,11 @@ class HuggingFaceLinearization(Recomputed):
     ) -> None:
         read = own_read(spec, {}) if read is None else read
         values = ModelValues(None, spec, run, read) if values is None else values
-        super().__init__(spec, run.contexts, run.states[0].to(dtype), values, read)
+        embedding, encoder = run.states[0], None
+        if run.decoder_embedding is not None:
+            encoder = Encoder(spec.encoder_layers, embedding.shape[1])
+            embedding = torch.cat((embedding, run.decoder_embedding), dim=1)
+        super().__init__(spec, run.contexts, embedding.to(dtype), values, read, encoder)
         self._record = record
         self._run = run
         self._dtype = dtype
@@ -230,9 +99,9 @@ class HuggingFaceLinearization(Recomputed):
         yield from self._stream(lambda index: held.pop(index, None))
 
     def _stream(self, recorded_layer: Callable[[int], _Recorded | None]) -> Iterator[LinearizedLayer]:
-        x = self.embedding
+        x = self._start(0)
         for index in range(self.num_layers):
-            recorded = recorded_layer(index)
+            x, recorded = self._before(index, x), recorded_layer(index)
             if recorded is None:
                 layer = self.layer(index, x)
                 self._check(layer.output, self._run.states[index + 1], f"layer {index}")
@@ -255,12 +124,12 @@ class HuggingFaceLinearization(Recomputed):
 
     def again(self, embedding: Tensor) -> Recomputed:
         """The same model on another embedding ``[b, i, d]``, in its dtype, unchecked."""
-        return Recomputed(self._spec, self.contexts, embedding, self._values, self._read)
+        return Recomputed(self._spec, self.contexts, embedding, self._values, self._read, self.encoder)
 
     def outputs(self, positions: Tensor) -> Iterator[tuple[slice, Tensor]]:
         """The model's own outputs at positions ``[b, p]``, in blocks of positions ``[b, ., C]``: a vocabulary's are
         never held for all of them. For models that have outputs at each position."""
-        return self._values.blocks(positions)
+        return self._values.blocks(positions if self.encoder is None else self.encoder.in_decoder(positions))
 
     def head(self, x: Tensor, terms: Terms | None = None) -> Head:
         """The head where it is read for these terms, on the last layer's output ``x`` ``[b, i, d]``, checked against
@@ -329,7 +198,8 @@ def linearize(
     Args:
         model: a supported Hugging Face classifier (see :func:`supported_architectures`).
         inputs: what its ``forward`` takes: ``input_ids`` ``[b, i]`` and perhaps ``token_type_ids``,
-            ``position_ids``; equally long, no padding, on the model's device.
+            ``position_ids``; equally long, no padding, on the model's device. Of an encoder-decoder
+            ``decoder_input_ids`` too, unless the model itself makes them of the others.
         dtype: in which the constants are computed: float64 or float32. ``None``: float64 for a float64 model, float32
             for all others.
         record: make the layers of what the model multiplies while it runs (:mod:`.record`), instead of computing
@@ -362,6 +232,7 @@ def linearize(
         renewed = _has_pre_hooks(model)
         if renewed:  # hooks before a module may renew its weights: what was noted would be of this call alone
             hooked = {n for n, layer in enumerate(spec.layer_modules) if _has_pre_hooks(layer)}
+        inputs = with_decoder_inputs(spec, inputs)
         listener = Record(spec.layers, dtype, hooked) if record else None
         run = run_model(model, spec, inputs, listener)
         if renewed:  # such hooks may have made other weights than those that were there before the run
@@ -378,6 +249,22 @@ def linearize(
     if dtype not in (torch.float32, torch.float64):
         raise InputError(f"dtype={dtype}: the linearisation is computed in torch.float32 or torch.float64")
     return HuggingFaceLinearization(spec, run, dtype, listener, read=positions, values=values)
+
+
+def with_decoder_inputs(spec: ModelSpec, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """The inputs with what the decoder reads, where there is one and the model makes that of the encoder's.
+
+    Raises:
+        InputError: if it is to be given, and is not.
+    """
+    if not spec.encoder_layers or DECODER_IDS in inputs:
+        return inputs
+    if spec.shifted is None:
+        raise InputError(
+            f"this model has a decoder, and the inputs hold {', '.join(inputs)}: give {DECODER_IDS} too, which begin "
+            "with the token that the decoder starts with"
+        )
+    return {**inputs, DECODER_IDS: spec.shifted(inputs["input_ids"])}
 
 
 def _reading(spec: ModelSpec, read: int | Literal["mean", "each"] | None) -> ModelSpec:

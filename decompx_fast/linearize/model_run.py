@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from ..errors import UnsupportedModelError, shown
 from .copies import Copies
+from .encoder import with_memory
 from .private_copy import forget_parametrized, modules_of, original, own_forwards, private_copy
 from .record import Record
 from .spec import Context, ModelSpec, RoutedSpec, choice_name
@@ -87,6 +88,7 @@ class ModelRun:
 
     Attributes:
         states: ``states[0]`` is the embedding, ``states[n + 1]`` the state after layer ``n``.
+        decoder_embedding: of an encoder-decoder, what its decoder's layers begin with.
         contexts: what each layer was called with besides the state.
         outputs: what the head gave, ``[b, c]``; ``None`` where the model was run without it.
         final: ``[b, i, d]``, what the model hands to its head; ``None`` where that was run with it.
@@ -96,6 +98,7 @@ class ModelRun:
     contexts: list[Context]
     outputs: Tensor | None
     final: Tensor | None = None
+    decoder_embedding: Tensor | None = None
 
     @property
     def logits(self) -> Tensor:
@@ -118,6 +121,7 @@ class _Listener:
         self.states: list[Tensor] = []
         self._kept = n_tokens if spec.pads else None
         self.contexts: list[Context] = []
+        self.decoder_embedding: Tensor | None = None
         self._spec = spec
         self._record = record
 
@@ -127,7 +131,9 @@ class _Listener:
         own = names[0] if names and names[0] in kwargs else "hidden_states"
         state = args[0] if args else kwargs[own]
         if not self.states:
-            self.states.append(state if self._kept is None else state[:, : self._kept])
+            self.states.append(self._cut(state))
+        if self._spec.encoder_layers and len(self.contexts) == self._spec.encoder_layers:
+            self.decoder_embedding = state
         given = dict(zip(names[1:], args[1:], strict=False)) | {n: v for n, v in kwargs.items() if args or n != own}
         # Nothing else is read, and a cache of keys and values would live on here.
         tensors = {name: value for name, value in given.items() if isinstance(value, (Tensor, tuple))}
@@ -139,11 +145,21 @@ class _Listener:
         if 0 <= done < len(expected) and expected[done] is not module:
             return
         state = output[0] if isinstance(output, tuple) else output
-        state = state if self._kept is None else state[:, : self._kept]
+        if isinstance(state, Tensor) and state.ndim == 2:  # of a pooling, which gives each position the same
+            state = state.unsqueeze(1).expand_as(self.states[-1])
+        state = self._cut(state)
         self.states.append(state.clone() if self._spec.in_place else state)
         if self._record is not None and 0 <= done < len(self.contexts):
+            before, context = self.states[-2], self.contexts[done]
+            if self.decoder_embedding is not None:
+                context = with_memory(context, self.states[self._spec.encoder_layers])
+                before = self.decoder_embedding if done == self._spec.encoder_layers else before
             with plain_mode(self.states[-1].device):
-                self._record.end_layer(done, self.states[-2], self.states[-1], self.contexts[done])
+                self._record.end_layer(done, before, self.states[-1], context)
+
+    def _cut(self, state: Tensor) -> Tensor:
+        """Without the padding that the model has added."""
+        return state if self._kept is None or self.decoder_embedding is not None else state[:, : self._kept]
 
     def note_choice(self, module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
         """After a router: which networks its layer's positions are sent to."""
@@ -153,8 +169,8 @@ class _Listener:
     def note_product(self, module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
         """After a linear map."""
         if self._record is not None:
-            if self._kept is not None and isinstance(output, Tensor) and output.ndim == 3:
-                output = output[:, : self._kept]
+            if isinstance(output, Tensor) and output.ndim == 3:
+                output = self._cut(output)
             self._record.note(module, output.clone() if self._spec.in_place and type(output) is Tensor else output)
 
 
@@ -223,7 +239,7 @@ def run_model(
             "its forward pass: it cannot be explained exactly"
         )
     outputs, final = (found, None) if spec.outputs_of is None else (None, found)
-    return ModelRun(listener.states, listener.contexts, outputs, final)
+    return ModelRun(listener.states, listener.contexts, outputs, final, listener.decoder_embedding)
 
 
 def _check_not_run(model: nn.Module, backbone: nn.Module) -> None:

@@ -31,7 +31,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .evaluate import Steps, linearize_layer
+from .evaluate import linearize_layer
 from .layer import KEEP_BYTES, LinearizedLayer, Norm, Shelf
 from .private_copy import original
 from .spec import (
@@ -47,6 +47,7 @@ from .spec import (
     StateMapSpec,
     networks_of,
 )
+from .steps import Steps
 
 #: Random directions of the check.
 DIRECTIONS = 8
@@ -94,15 +95,14 @@ class _Recorded(Steps):
         return y if gain is None else y * gain
 
     def _output(self, map_: Affine, shape: torch.Size) -> Tensor:
-        """What the map's module gave in its one call on states of this shape (DeBERTa's also sees distances), be it
-        with all positions on one axis."""
+        """What the map's module gave in its one call on states of this shape (DeBERTa's also sees distances)."""
         found = () if map_.module is None else self._outputs.get(map_.module, ())
         if any(y is None for y in found):
             raise NotRecorded
-        fitting = [y for y in found if y is not None and y.shape[:-1] in (shape, (shape.numel(),))]
+        fitting = [placed for y in found if y is not None and (placed := _placed(y, shape)) is not None]
         if len(fitting) != 1:
             raise NotRecorded
-        return map_.of_output(fitting[0].reshape(*shape, -1))
+        return map_.of_output(fitting[0])
 
     def normalize(self, spec: NormSpec | ScaleSpec, x: Tensor) -> tuple[Norm, Tensor]:
         if isinstance(spec, ScaleSpec) or not spec.centre or spec.fixed:
@@ -202,9 +202,10 @@ class Record:
         layer = linearize_layer(self._layers[index], index, x.detach(), context, steps)
         if layer.output.shape != state.shape:
             return
+        if not steps.sketches:  # it multiplies nothing, so that nothing of it is known already
+            return
         # All products of the layer at once: what takes time here is the number of operations, not their size.
-        expected, found = map(torch.stack, zip(*steps.sketches, strict=True))
-        gap = torch.maximum(row_gap(expected, found), row_gap(layer.output, state)).item()
+        gap = torch.maximum(_product_gap(steps.sketches), row_gap(layer.output, state)).item()
         self._last_mark = _Mark(state, state._version, _sketch(state))
         if not gap <= STEP_TOLERANCE[x.dtype]:
             _forget(self._layers[index])
@@ -233,6 +234,18 @@ class Record:
         }
 
 
+def _placed(y: Tensor, shape: torch.Size) -> Tensor | None:
+    """An output as that of states ``[b, i]`` of this shape; ``None`` if it is of others.
+
+    It may have all positions on one axis, or positions first, with padding at their end, as Longformer's.
+    """
+    if y.shape[:-1] in (shape, (shape.numel(),)):
+        return y.reshape(*shape, -1)
+    if y.ndim == 3 and len(shape) == 2 and y.shape[1] == shape[0] and y.shape[0] >= shape[1]:
+        return y[: shape[1]].transpose(0, 1)
+    return None
+
+
 def _holding(marks: Sequence[_Mark]) -> set[int]:
     """Of these marks, those whose states were not modified since, by their ``id``."""
     alike: dict[object, list[_Mark]] = {}
@@ -259,6 +272,15 @@ def product_sketches(map_: Affine, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor
     """
     expected = F.linear(x, *_projected(map_))
     return expected, _sketch(y)
+
+
+def _product_gap(sketches: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """The :func:`row_gap` of products together, each as it should be and as it is; a memory has its own positions."""
+    alike: dict[torch.Size, list[tuple[Tensor, Tensor]]] = {}
+    for pair in sketches:
+        alike.setdefault(pair[0].shape, []).append(pair)
+    gaps = [row_gap(*map(torch.stack, zip(*same, strict=True))) for same in alike.values()]
+    return gaps[0] if len(gaps) == 1 else torch.stack(gaps).amax()
 
 
 def row_gap(ours: Tensor, theirs: Tensor) -> Tensor:

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import InputError, NumericalError
-from .linearization import describe, only_device, unwrap
+from .architectures import describe, unwrap
+from .linearization import only_device
 from .model_run import plain_mode, run_model, undisturbed
 
 Pooling = Literal["mean", "cls", "lasttoken"]

@@ -1,112 +1,20 @@
 """A model's layers as data: which weights play which part. What a family's file has to say, and nothing about inputs.
-
-Weights are views on the user's parameters, in row-vector form ``y = x W + b``. :func:`affine` reads any module that
-computes such a map; everything else is refused by name.
+Weights are views on the user's parameters (:mod:`.affine`); :mod:`.readers` has the functions that read modules, and
+refuse by name what cannot be read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, ClassVar, Literal
 
-import torch
 from torch import Tensor, nn
 
-from ..errors import UnsupportedModelError
+from .affine import Affine as Affine  # families take all that a model is described by from here
 from .narrow import Way
-from .probing import NotAffine, probe, stand_in, stored_map
 from .terms import Pooled
-
-QUANTIZED_WORDS = (
-    "quant",
-    "8bit",
-    "4bit",
-    "int8",
-    "int4",
-    "gptq",
-    "awq",
-    "fp8",
-    "marlin",
-    "eetq",
-    "hqq",
-    "bitlinear",
-)
-
-
-@dataclass(frozen=True)
-class Affine:
-    """``y = x W + b``: ``weight`` is ``[d_in, d_out]``, ``bias`` ``[d_out]`` or ``None``.
-
-    Attributes:
-        weight, bias: views on what the model holds. Where it stores several maps in turns, group by group of their
-            outputs, no view has two axes: then ``weight`` is ``[d_in, groups, size]``, ``bias`` ``[groups, size]``.
-        module: what the map was read from, if anything: whoever runs the model can listen there for its output.
-        columns: which of the module's outputs are this map's, where several maps are stored as one (:meth:`columns_of`,
-            :meth:`part`); of each of so many ``groups`` of them.
-        gain: ``[d_out]``, what the model multiplies the module's output by (layer scale): the map is then
-            ``(x W + b) * gain``, a diagonal that is folded in when the layer is computed. Or ``None``.
-    """
-
-    weight: Tensor
-    bias: Tensor | None
-    module: nn.Module | None = field(default=None, repr=False, compare=False)
-    columns: slice = field(default_factory=lambda: slice(None), repr=False, compare=False)
-    groups: int = field(default=1, repr=False, compare=False)
-    gain: Tensor | None = None
-
-    def to(self, dtype: torch.dtype) -> Affine:
-        """The same map in another dtype; the very same tensors where the dtype is already right. A gain is multiplied
-        into it, so that what is given has none."""
-        weight, bias = self.weight.to(dtype), None if self.bias is None else self.bias.to(dtype)
-        if self.gain is not None:
-            gain = self.gain.to(dtype)
-            weight, bias = weight * gain, None if bias is None else bias * gain
-        return replace(self, weight=weight, bias=bias, gain=None)
-
-    @property
-    def matrix(self) -> Tensor:
-        """``W`` ``[d_in, d_out]``: the view, or, where maps are stored in turns, a copy for the moment."""
-        return self.weight.flatten(1)
-
-    @property
-    def vector(self) -> Tensor | None:
-        """``b`` ``[d_out]``, likewise."""
-        return None if self.bias is None else self.bias.flatten()
-
-    def part(self, number: int, count: int) -> Affine:
-        """The maps that are stored as one, ``[d_in, count * d_out]``, taken apart again: views, no copies."""
-        size = self.weight.shape[1] // count
-        return self.columns_of(number * size, (number + 1) * size)
-
-    def columns_of(self, start: int, stop: int, groups: int = 1) -> Affine:
-        """The map of some outputs, those from ``start`` to ``stop`` in each of the groups: a view, no copy.
-
-        Args:
-            start, stop: as numbers of a group's outputs.
-            groups: how many equal groups the outputs come in, one after the other.
-        """
-        if self.columns != slice(None):
-            raise ValueError("a part of a map has no parts")
-        columns = slice(start, stop)
-        if groups == 1:
-            bias = None if self.bias is None else self.bias[columns]
-            return Affine(self.weight[:, columns], bias, self.module, columns)
-        bias = None if self.bias is None else self.bias.unflatten(0, (groups, -1))[:, columns]
-        return Affine(self.weight.unflatten(1, (groups, -1))[..., columns], bias, self.module, columns, groups)
-
-    def of_output(self, y: Tensor) -> Tensor:
-        """This map's part of what its module gave, ``[..., d_out]``."""
-        if self.groups == 1:
-            y = y[..., self.columns]
-            return y if self.gain is None else y * self.gain
-        return y.unflatten(-1, (self.groups, -1))[..., self.columns].flatten(-2)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        vector = self.vector
-        y = x @ self.matrix if vector is None else x @ self.matrix + vector
-        return y if self.gain is None else y * self.gain
 
 
 @dataclass(frozen=True)
@@ -168,13 +76,14 @@ class AttentionSpec:
         query, key, value, out: the projections.
         heads, kv_heads: their numbers.
         scale: the factor of the logits.
-        causal, window, softcap: as for :class:`.layer.AttentionPattern`.
+        causal, window, softcap: as for :class:`.pattern.AttentionPattern`.
         positions: what the model does to queries and keys before they meet (rotary positions, norms), and what it adds
             to the logits (relative positions), or ``None``. Nothing that it does is decomposed: it changes the
             attention weights alone, and those are constants.
         sink: ``[h]``, a logit of each head whose weight goes nowhere, or ``None``.
         before: a map and a norm that queries and keys are read through, or ``None``.
         hubs: positions that are attended from everywhere, instead of ``causal`` and ``window`` where there are some.
+        memory: whether keys and values are those of the encoder's last state (:mod:`.encoder`): cross attention.
     """
 
     kind: ClassVar[str] = "attention"
@@ -193,6 +102,7 @@ class AttentionSpec:
     sink: Tensor | None = None
     hubs: HubSpec | None = None
     before: tuple[Affine, NormSpec] | None = None
+    memory: bool = False
 
 
 @dataclass(frozen=True)
@@ -200,7 +110,7 @@ class FeedForwardSpec:
     """A feed-forward network; gated where ``gate`` is given.
 
     Where it stands beside an attention, ``norm`` is its own, taken in place of the sublayer's ``pre_norm``. ``limit``
-    and ``shift`` are those of the value that the gate multiplies, as for :class:`.layer.FeedForward`.
+    and ``shift`` are those of the value that the gate multiplies, as for :class:`.feed_forward.FeedForward`.
     """
 
     kind: ClassVar[str] = "ffn"
@@ -277,6 +187,7 @@ OpSpec = AttentionSpec | FeedForwardSpec | ConvolutionSpec | RoutedSpec | StateM
 class SublayerSpec:
     """``x <- post_norm(x + out_norm(sum_op op(pre_norm(x))))``; a convolution stands alone, in the first layer, and so
     does a map to or from a narrower state, of which there is one at the start and one at the end of a layer, if any.
+    Without one at the end the state goes on as the narrower one, which is then as wide.
 
     ``reads_wide`` is as for :class:`.layer.Sublayer`.
     """
@@ -325,6 +236,27 @@ class PictureLimits:
 
 
 @dataclass(frozen=True)
+class SoundLimits:
+    """How a model cuts sounds into frames of time, or into patches of time and frequency.
+
+    Attributes:
+        name: what it calls its input.
+        axes: of one input: ``time`` alone for samples, or ``time`` and ``mel`` of a spectrogram.
+        sizes: of these axes; ``None``: any.
+        special: the names of the positions before those of the frames.
+        step: by how much of frequency and of time one row and one column is away from the next.
+        grid: from the size of the axis ``time``, the rows of frequency and the columns of time.
+    """
+
+    name: str
+    axes: tuple[str, ...]
+    sizes: tuple[int | None, ...]
+    special: tuple[str, ...]
+    step: tuple[int, int]
+    grid: Callable[[int], tuple[int, int]]
+
+
+@dataclass(frozen=True)
 class InputLimits:
     """What inputs a model has embeddings for.
 
@@ -332,16 +264,20 @@ class InputLimits:
         positions: how many tokens it takes.
         sizes: of each input, the first number that is too large: ``{"input_ids": 30522, "token_type_ids": 2}``.
         picture: what pictures it takes; ``None``: it reads texts.
+        sound: what sounds it takes; ``None``: it reads something else.
+        padded: whether texts are padded to so many tokens, and the padding is attended as any other token is.
     """
 
     positions: int | None
     sizes: Mapping[str, int]
     picture: PictureLimits | None = None
+    sound: SoundLimits | None = None
+    padded: bool = False
 
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A whole model as data.
+    """A whole model as data; of an encoder-decoder the layers of the encoder, and then those of the decoder.
 
     Attributes:
         layer_modules: the modules that are called with the hidden states, in the order of their calls: one that serves
@@ -367,6 +303,10 @@ class ModelSpec:
         given: what the model, or the backbone, is called with besides these inputs, computed from them.
         outputs_of: gives the outputs ``[r, C]`` of the states ``[r, d]`` by the head modules of the model that it is
             given. ``None``: the model is run with its head, and gives logits ``[b, C]``.
+        encoder_layers: how many layers are those of an encoder, whose last state is what attentions with ``memory``
+            read (:mod:`.encoder`); 0: there is no decoder apart.
+        shifted: makes the ids that the decoder reads of those ``[b, i]`` that the encoder reads, where the model does
+            so by itself; ``None``: they are an input of their own, ``decoder_input_ids``.
     """
 
     layer_modules: tuple[nn.Module, ...]
@@ -382,6 +322,8 @@ class ModelSpec:
     backbone: nn.Module | None = None
     given: Callable[[Mapping[str, Tensor]], Mapping[str, Any]] | None = None
     outputs_of: Callable[[nn.Module, Tensor], Tensor] | None = None
+    encoder_layers: int = 0
+    shifted: Callable[[Tensor], Tensor] | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "state_modules", self.state_modules or self.layer_modules)
@@ -389,6 +331,7 @@ class ModelSpec:
             raise ValueError("read='each' needs outputs_of: no head is run on all positions")
         for index, layer in enumerate(self.layers):
             _check_convolutions(layer, index)
+            _check_memory(layer, index, self.encoder_layers)
 
     @property
     def reads_all(self) -> bool:
@@ -458,212 +401,16 @@ def _check_convolutions(layer: LayerSpec, index: int) -> None:
                 )
 
 
-def norm_module(module: nn.Module, name: str) -> nn.LayerNorm:
-    """A LayerNorm, or that one in a wrapper round it which computes what the wrapper does.
-
-    Raises:
-        UnsupportedModelError: if there is none.
-    """
-    if isinstance(module, nn.LayerNorm) and type(module).forward is nn.LayerNorm.forward:
-        return module
-    found = stand_in(module, nn.LayerNorm)
-    if found is None:
-        raise _unsupported(name, module, "a LayerNorm")
-    return found
-
-
-def layer_norm(module: nn.Module, name: str) -> NormSpec:
-    """The parameters of a LayerNorm module, perhaps wrapped.
-
-    Raises:
-        UnsupportedModelError: if it is something else.
-    """
-    norm = norm_module(module, name)
-    return NormSpec(_vector(norm.weight), _vector(norm.bias), norm.eps)
-
-
-def own_layer_norm(module: nn.Module, name: str) -> NormSpec:
-    """The parameters of a LayerNorm of a project's own class, ``(x - mean(x)) / sqrt(var(x) + eps) * weight + bias``;
-    perhaps without the bias.
-
-    Raises:
-        UnsupportedModelError: if it computes anything else.
-    """
-    return _norm_by_formula(module, name, "a LayerNorm", centre=True)
-
-
-def plain_norm(module: nn.Module, name: str, width: int, eps: float) -> NormSpec:
-    """A LayerNorm without parameters, ``(x - mean(x)) / sqrt(var(x) + eps)``.
-
-    Raises:
-        UnsupportedModelError: if it computes anything else.
-    """
-    x = torch.randn(2, 1, width, generator=torch.Generator("cpu").manual_seed(0), device="cpu")
-    expected = torch.nn.functional.layer_norm(x, (width,), eps=eps)
-    if next(module.parameters(), None) is not None:
-        raise _unsupported(name, module, "a LayerNorm without parameters")
-    _compare_norms(module(x), expected, name, module, "a LayerNorm without parameters")
-    return NormSpec(None, None, eps)
-
-
-def embedding_module(module: nn.Module, name: str) -> nn.Embedding:
-    """An embedding, or the first in a wrapper round it: adapters keep its size.
-
-    Raises:
-        UnsupportedModelError: if there is none.
-    """
-    for part in module.modules():
-        if isinstance(part, nn.Embedding):
-            return part
-    raise _unsupported(name, module, "an embedding")
-
-
-#: How far a norm of a project's own may be from its formula, relative to its largest value: most compute in float32.
-OWN_NORM_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-5}
-
-
-def rms_norm(module: nn.Module, name: str, *, one_plus: bool = False) -> NormSpec:
-    """The parameters of an RMSNorm, ``x / sqrt(mean_d(x^2) + eps) * weight``; each project has a class of its own.
-
-    Args:
-        module, name: as for :func:`affine`.
-        one_plus: whether the module keeps ``weight - 1``.
-
-    Raises:
-        UnsupportedModelError: if it computes anything else.
-    """
-    return _norm_by_formula(module, name, "an RMSNorm", centre=False, one_plus=one_plus)
-
-
-def _norm_by_formula(module: nn.Module, name: str, kind: str, *, centre: bool, one_plus: bool = False) -> NormSpec:
-    """The parameters of a norm of whatever class, if it computes what they say."""
-    weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
-    eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
-    biased = isinstance(bias, Tensor)
-    if not isinstance(weight, Tensor) or not isinstance(eps, float) or (biased and not centre):
-        raise _unsupported(name, module, kind)
-    dtype = weight.dtype
-    x = torch.randn(2, 1, *weight.shape, generator=torch.Generator("cpu").manual_seed(0), device="cpu").to(weight)
-    if one_plus:  # d numbers; in float32 at least, as the models add them, since half precisions would round the sum
-        weight = 1 + weight.to(torch.promote_types(dtype, torch.float32))
-    centred = x - x.mean(-1, keepdim=True) if centre else x
-    expected = centred / (centred.square().mean(-1, keepdim=True) + eps).sqrt() * weight
-    expected = expected + bias if isinstance(bias, Tensor) else expected
-    _compare_norms(module(x), expected, name, module, kind)
-    return NormSpec(_vector(weight), _vector(bias) if biased else None, eps, centre)
-
-
-def _compare_norms(found: Tensor, expected: Tensor, name: str, module: nn.Module, kind: str) -> None:
-    gap = (found - expected).abs().max() / expected.abs().max().clamp_min(1e-30)
-    if not gap <= OWN_NORM_TOLERANCE.get(found.dtype, 2e-2):
-        raise _unsupported(name, module, f"{kind} (it differs from one by {gap:.1e} of its size)")
-
-
-def affine(module: nn.Module, name: str, features: int) -> Affine:
-    """The map ``x W + b`` that a module computes on ``features`` inputs.
-
-    A plain ``nn.Linear`` gives views on its parameters, and so do one in a wrapper that computes what it does and a
-    class of a project's own that multiplies by its ``weight`` (GPT-2's ``Conv1D``). Any other module (a linear layer
-    with a low-rank adapter, say) is evaluated on the unit vectors, once for as long as its answers stay the same, and
-    accepted if it then proves to be affine.
-
-    Args:
-        module: in eval mode.
-        name: its path in the model, for messages.
-        features: how many inputs it takes.
-
-    Raises:
-        UnsupportedModelError: if its weights are quantised, or if it is not affine.
-    """
-    _refuse_quantized(module, name)
-    plain = isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward
-    linear = module if plain else stand_in(module, nn.Linear, features)
-    if not isinstance(linear, nn.Linear):
-        stored = stored_map(module, features)
-        return _probe(module, name, features) if stored is None else Affine(*stored, module)
-    weight = linear.weight
-    if type(weight) not in (Tensor, nn.Parameter):
-        raise UnsupportedModelError(
-            f"the linear layer {name!r} stores its weight as a {type(weight).__name__}, not as a plain "
-            "tensor: load the model in float32, float16 or bfloat16, whole on one device"
+def _check_memory(layer: LayerSpec, index: int, encoder_layers: int) -> None:
+    """What engines rely on: a decoder's layer begins with an attention to all before, so that what has reached a
+    position are the encoder's tokens and all of the decoder's up to it; a cross attention is alone in its sublayer."""
+    crossing = [part for part in layer if any(isinstance(op, AttentionSpec) and op.memory for op in part.ops)]
+    if not crossing:
+        return
+    first = layer[0].ops[0]
+    plain = isinstance(first, AttentionSpec) and first.causal and first.window is None and not first.memory
+    if index < encoder_layers or not encoder_layers or not plain or any(len(part.ops) > 1 for part in crossing):
+        raise ValueError(
+            f"layer {index} has a cross attention: it must be a layer after those of an encoder, which begins with a "
+            "causal attention without a window, and the only operation of its sublayer"
         )
-    return Affine(weight.detach().t(), _vector(linear.bias), module)
-
-
-def stored(module: nn.Module, parameter: str, name: str) -> Tensor:
-    """A parameter of a module that is no linear layer of torch, such as the weights of all experts.
-
-    Raises:
-        UnsupportedModelError: if it is quantised, or no plain tensor.
-    """
-    _refuse_quantized(module, name)
-    found = getattr(module, parameter)
-    if type(found) not in (Tensor, nn.Parameter) or not found.is_floating_point():
-        raise UnsupportedModelError(
-            f"{name}.{parameter} is a {type(found).__name__}, not a plain tensor of floating-point numbers: load the "
-            "model in float32, float16 or bfloat16, whole on one device"
-        )
-    return found.detach()
-
-
-def convolution(module: nn.Module, name: str, activation: str) -> ConvolutionSpec:
-    """The parameters of a convolution that keeps the number of positions.
-
-    Args:
-        module, name: as for :func:`affine`.
-        activation: what follows it, by name.
-
-    Raises:
-        UnsupportedModelError: if it is something else.
-    """
-    _refuse_quantized(module, name)
-    if not isinstance(module, nn.Conv1d) or type(module).forward is not nn.Conv1d.forward:
-        raise _unsupported(name, module, "a one-dimensional convolution")
-    taps = module.kernel_size[0]
-    plain = (module.stride, module.dilation, module.padding_mode) == ((1,), (1,), "zeros")
-    if not plain or taps % 2 == 0 or module.padding != (taps // 2,):
-        raise _unsupported(name, module, "a convolution of an odd width that pads its ends with zeros")
-    return ConvolutionSpec(module.weight.detach(), _vector(module.bias), module.groups, activation)
-
-
-def _vector(tensor: Tensor | None) -> Tensor | None:
-    """Without autograd, and without the gaps that a row of a larger tensor may have."""
-    return None if tensor is None else tensor.detach().contiguous()
-
-
-def _refuse_quantized(module: nn.Module, name: str) -> None:
-    if type(module) is nn.Linear and type(module.weight) is nn.Parameter and module.weight.dtype in _EXACT:
-        return  # nearly every map there is, and this is looked at in every call
-    tensors = [*module.parameters(), *module.buffers()]
-    by_type = any(
-        word in f"{type(m).__module__}.{type(m).__name__}".lower() for m in module.modules() for word in QUANTIZED_WORDS
-    )
-    by_dtype = any(t.dtype in _PACKED or (t.is_floating_point() and t.element_size() < 2) for t in tensors)
-    if by_type or by_dtype:
-        dtypes = ", ".join(sorted({str(t.dtype) for t in tensors})) or "no plain tensors"
-        raise UnsupportedModelError(
-            f"the linear layer {name!r} is quantised ({type(module).__name__}, {dtypes}): its exact weights cannot be "
-            "read, so load the model in float32, float16 or bfloat16"
-        )
-
-
-_EXACT = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-
-_PACKED = (torch.int8, torch.uint8, torch.int16, torch.int32)
-
-
-def _probe(module: nn.Module, name: str, features: int) -> Affine:
-    try:
-        weight, bias = probe(module, features)
-    except NotAffine as error:
-        raise _unsupported(name, module, str(error)) from error
-    except Exception as error:
-        raise _unsupported(name, module, "a linear layer") from error
-    return Affine(weight, bias, module)
-
-
-def _unsupported(name: str, module: nn.Module, wanted: str) -> UnsupportedModelError:
-    return UnsupportedModelError(
-        f"the module {name!r} is a {type(module).__name__}, where {wanted} was expected: this model cannot be "
-        "explained exactly, so it is refused"
-    )

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import InputError, NumericalError
-from .evaluate import Read
+from .evaluate_head import Read
 from .model_run import ModelRun, plain_mode, undisturbed
 from .spec import ModelSpec
 from .terms import Pooled, Reading

@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from ..errors import ModelLoadError
-from ..linearize.linearization import unwrap
+from ..linearize.architectures import unwrap
 from .digest import model_sha256
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")

@@ -12,9 +12,10 @@ import torch
 from torch import nn
 
 from ..errors import InputError, ModelLoadError, UnsupportedModelError, warn_user
-from ..linearize.linearization import find_family, refuse_prompts
+from ..linearize.architectures import find_family, refuse_prompts
+from ..linearize.families.towers import PAIRED
 from ..optional import import_optional
-from .tasks import DEFAULT, KINDS, PICTURES, task_of_architectures, task_of_model
+from .tasks import DEFAULT, KINDS, PICTURES, SOUNDS, TWO_HEADED, TWO_HEADS, task_of_architectures, task_of_model
 
 #: What peft writes in place of config.json.
 ADAPTER_CONFIG = "adapter_config.json"
@@ -62,12 +63,14 @@ def load_pretrained(
         if (Path(name) / ADAPTER_CONFIG).is_file():
             model, base = _load_adapted(name, task, half=half)
             places = [name, base]
+        elif task is None and (paired := _saved_class(name)) in PAIRED:
+            return _load_paired(name, paired, half=half)
         else:
             model, info = _load_model(name, task)
             _check_weights(name, info, model, task)
             model, places = _widened(model, half=half), [name]
-        pictures = task_of_model(model) == PICTURES
-        tokenizer = _load_processor(places) if pictures else _load_tokenizer(places)
+        task = task_of_model(model)
+        tokenizer = _load_processor(places, task) if task in _PROCESSORS else _load_tokenizer(places)
     return model.eval(), tokenizer
 
 
@@ -75,33 +78,81 @@ def _load_model(name: str, task: str | None, **options: Any) -> tuple[nn.Module,
     """A model of a supported architecture, with the head of ``task``, and which of its weights were not loaded."""
     import transformers
 
-    kind = KINDS[task or _saved_task(name)]
-    try:
-        # Weights of a wrong shape are let through here, to be named by the caller.
-        model, info = getattr(transformers, kind.loader).from_pretrained(
-            name,
-            dtype="auto",
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,
-            trust_remote_code=False,
-            **options,
-        )
-    except Exception as error:
+    kind, errors = KINDS[task or _saved_task(name)], []
+    for loader in (kind.loader, *kind.also):
+        try:
+            # Weights of a wrong shape are let through here, to be named by the caller.
+            model, info = getattr(transformers, loader).from_pretrained(
+                name,
+                dtype="auto",
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,
+                trust_remote_code=False,
+                **options,
+            )
+            break
+        except Exception as error:
+            errors.append(error)
+    else:
         place = "" if Path(name).is_dir() else "there is no folder of that name, and as the id of a model: "
         what = "classifier" if kind is KINDS[DEFAULT] else f"model for {kind.trained_for}"
-        raise ModelLoadError(f"no {what} could be loaded from {name!r}: {place}{_first_line(error)}") from error
+        raise ModelLoadError(f"no {what} could be loaded from {name!r}: {place}{_first_line(errors[0])}") from errors[0]
     find_family(model)
+    if task is not None and task_of_model(model) != task:
+        raise ModelLoadError(
+            f"transformers loads {name!r} as a {type(model).__name__}, which is no model for {kind.trained_for}: name "
+            "a task that it has a head for"
+        )
     return model, info
 
 
+def _load_paired(name: str, kind: str, *, half: bool) -> tuple[nn.Module, Any]:
+    """A model that compares texts and pictures, of a class of transformers, and its processor of both."""
+    import transformers
+
+    try:
+        model, info = getattr(transformers, kind).from_pretrained(
+            name, dtype="auto", output_loading_info=True, ignore_mismatched_sizes=True
+        )
+    except Exception as error:
+        raise ModelLoadError(f"no {kind} could be loaded from {name!r}: {_first_line(error)}") from error
+    _check_weights(name, info, model, None)
+    try:
+        processor = transformers.AutoProcessor.from_pretrained(name, trust_remote_code=False)
+    except Exception as error:
+        raise ModelLoadError(
+            f"the model {name!r} was loaded, but not its processor ({_first_line(error)}): save it in the same folder "
+            "(it may need the package pillow), or load both yourself and use DecompX(model, processor)"
+        ) from error
+    return _widened(model, half=half).eval(), processor
+
+
+def _saved_class(name: str) -> str | None:
+    """The class of a saved model, as its configuration says; what is wrong with that is said where it is loaded."""
+    return next(iter(_saved_classes(name)), None)
+
+
 def _saved_task(name: str) -> str:
-    """The task of a saved model, as its configuration says; what is wrong with that is said where it is loaded."""
+    """The task of a saved model, likewise.
+
+    Raises:
+        ModelLoadError: if it has two heads.
+    """
+    architectures = _saved_classes(name)
+    if any(one in TWO_HEADED for one in architectures):
+        raise ModelLoadError(
+            f"{name!r} was saved with two heads: say which, by task={TWO_HEADS[0]!r} or task={TWO_HEADS[1]!r}"
+        )
+    return task_of_architectures(architectures)
+
+
+def _saved_classes(name: str) -> Sequence[str]:
     from transformers import PretrainedConfig
 
     try:
-        return task_of_architectures(PretrainedConfig.get_config_dict(name)[0].get("architectures"))
+        return PretrainedConfig.get_config_dict(name)[0].get("architectures") or ()
     except Exception:
-        return DEFAULT
+        return ()
 
 
 def _widened(model: nn.Module, *, half: bool) -> nn.Module:
@@ -109,19 +160,27 @@ def _widened(model: nn.Module, *, half: bool) -> nn.Module:
     return model.float() if narrow and not half else model
 
 
-def _load_processor(places: Sequence[str]) -> Any:
-    """The image processor, from the first of these places that has one."""
-    from transformers import AutoImageProcessor
+#: What prepares the inputs of a task that reads no texts: the class of transformers that loads it, and its name.
+_PROCESSORS = {
+    PICTURES: ("AutoImageProcessor", "image processor", "save it in the same folder (it may need the package pillow)"),
+    SOUNDS: ("AutoFeatureExtractor", "feature extractor", "save it in the same folder"),
+}
 
+
+def _load_processor(places: Sequence[str], task: str) -> Any:
+    """What prepares pictures or sounds, from the first of these places that has it."""
+    import transformers
+
+    loader, what, way = _PROCESSORS[task]
     errors = []
     for place in places:
         try:
-            return AutoImageProcessor.from_pretrained(place, trust_remote_code=False)
+            return getattr(transformers, loader).from_pretrained(place, trust_remote_code=False)
         except Exception as error:
             errors.append(error)
     raise ModelLoadError(
-        f"the model {places[0]!r} was loaded, but not its image processor ({_first_line(errors[0])}): save it in the "
-        "same folder (it may need the package pillow), or load both yourself and use DecompX(model, processor)"
+        f"the model {places[0]!r} was loaded, but not its {what} ({_first_line(errors[0])}): {way}, or load both "
+        "yourself and use DecompX(model, processor)"
     ) from errors[0]
 
 

@@ -15,9 +15,11 @@ import torch
 from torch import nn
 
 from ..errors import InputError, ModelLoadError, UnsupportedModelError, shown, warn_user
+from ..linearize.architectures import unwrap
 from ..linearize.families.sentence import is_bare
-from ..linearize.linearization import unwrap
+from ..linearize.families.towers import PAIRED
 from ..linearize.sentence import EmbeddingStep, SentenceEncoder, check_pooling
+from ..linearize.towers import TwoTowers
 from .pretrained import _check_weights, _first_line, _load_tokenizer, _quiet, _widened
 
 #: What names the modules of a folder, in order.
@@ -45,7 +47,8 @@ def unpacked(model: nn.Module, tokenizer: Any, pooling: Any) -> tuple[nn.Module,
     """A model that can be explained and its tokenizer, out of what sentence-transformers wraps round them.
 
     Args:
-        model: a classifier, an encoder without a head, a ``SentenceTransformer`` or a ``CrossEncoder``.
+        model: a classifier, an encoder without a head, a ``SentenceTransformer``, a ``CrossEncoder``, or a model that
+            compares texts and pictures.
         tokenizer: ``None``: that of the wrapper, if there is one.
         pooling: of an encoder without a head; ``None`` for all else.
 
@@ -57,6 +60,10 @@ def unpacked(model: nn.Module, tokenizer: Any, pooling: Any) -> tuple[nn.Module,
     names = {cls.__name__ for cls in type(inner).__mro__}
     if pooling is None and "SentenceTransformer" in names:
         return _of_sentence_transformer(inner), tokenizer or getattr(inner, "tokenizer", None)
+    if not names.isdisjoint(PAIRED):
+        if pooling is not None:
+            raise InputError(f"pooling={pooling!r}: {type(inner).__name__} pools by itself; leave it out")
+        return TwoTowers(inner), tokenizer
     if pooling is None and "CrossEncoder" in names:
         return _of_cross_encoder(inner), tokenizer or getattr(inner, "tokenizer", None)
     if pooling is None and isinstance(inner, nn.Module) and is_bare(inner):

@@ -16,15 +16,46 @@ class Kind:
         endings: of the names of their classes.
         loader: the class of transformers that loads them.
         trained_for: what such a model is trained for, for messages.
+        also: the same for architectures that ``loader`` does not know.
     """
 
     endings: tuple[str, ...]
     loader: str
     trained_for: str
+    also: tuple[str, ...] = ()
 
 
-#: By the name of the task; see :mod:`decompx_fast.request.tasks` for what each asks.
+#: Of models with two heads, the tasks of both.
+TWO_HEADS = ("fill-mask", "next-sentence-prediction")
+
+#: The classes of such models.
+TWO_HEADED = tuple(
+    f"{architecture}ForPreTraining"
+    for architecture in ("Albert", "Bert", "BigBird", "Ernie", "MegatronBert", "MobileBert")
+)
+
+#: Classes of classifiers of sounds, whose names would be those of classifiers of texts.
+_OF_SOUNDS = tuple(
+    f"{name}ForSequenceClassification"
+    for name in (
+        "Data2VecAudio",
+        "Hubert",
+        "SEW",
+        "SEWD",
+        "UniSpeech",
+        "UniSpeechSat",
+        "Wav2Vec2",
+        "Wav2Vec2Bert",
+        "Wav2Vec2Conformer",
+        "WavLM",
+    )
+)
+
+#: By the name of the task, sounds first; see :mod:`decompx_fast.request.tasks` for what each asks.
 KINDS = {
+    "audio-classification": Kind(
+        ("ForAudioClassification", *_OF_SOUNDS), "AutoModelForAudioClassification", "audio classification"
+    ),
     "text-classification": Kind(
         ("ForSequenceClassification",), "AutoModelForSequenceClassification", "sequence classification"
     ),
@@ -36,6 +67,9 @@ KINDS = {
     ),
     "fill-mask": Kind(("ForMaskedLM", "WithLMHeadModel"), "AutoModelForMaskedLM", "masked language modelling"),
     "text-generation": Kind(("ForCausalLM", "LMHeadModel"), "AutoModelForCausalLM", "language modelling"),
+    "text2text-generation": Kind(
+        ("ForConditionalGeneration", "MTModel"), "AutoModelForSeq2SeqLM", "writing a text from a text"
+    ),
     "multiple-choice": Kind(("ForMultipleChoice",), "AutoModelForMultipleChoice", "multiple choice"),
     "image-classification": Kind(
         ("ForImageClassification", "ForImageClassificationWithTeacher"),
@@ -43,12 +77,18 @@ KINDS = {
         "image classification",
     ),
     "next-sentence-prediction": Kind(
-        ("ForNextSentencePrediction",), "AutoModelForNextSentencePrediction", "next-sentence prediction"
+        ("ForNextSentencePrediction", *TWO_HEADED),
+        "AutoModelForNextSentencePrediction",
+        "next-sentence prediction",
+        also=("AutoModelForPreTraining",),
     ),
 }
 
-#: The task of models that read pictures.
-PICTURES = "image-classification"
+#: The tasks of models that write: on from a prompt, or by a decoder from what an encoder reads.
+WRITES_ON, WRITES_ANEW = "text-generation", "text2text-generation"
+
+#: The tasks of models that read pictures, and sounds.
+PICTURES, SOUNDS = "image-classification", "audio-classification"
 
 #: What is taken for the task of a model whose class says none: it is what it was asked first.
 DEFAULT = "text-classification"
@@ -64,6 +104,11 @@ def task_of_model(model: nn.Module) -> str | None:
     """The task of a model, by its class or the classes that it is made from; ``None`` for one of no such head."""
     found = (task_of_name(cls.__name__) for cls in type(model).__mro__)
     return next((task for task in found if task is not None), None)
+
+
+def two_heads_of(model: nn.Module) -> str | None:
+    """The class of a model of two heads; ``None`` for others."""
+    return next((cls.__name__ for cls in type(model).__mro__ if cls.__name__ in TWO_HEADED), None)
 
 
 def task_of_architectures(names: Sequence[str] | None) -> str:

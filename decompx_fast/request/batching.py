@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 from ..result.explanation import Explanation
 from ..result.failure import Failure
-from .encoding import Encoded
+from .encoded import Encoded
 from .sources import Sources
 
 Pair = tuple[Encoded, Sources | None]

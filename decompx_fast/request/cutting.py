@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
 
 
 def kept_of_long(special: Sequence[bool], limit: int) -> list[int] | None:
@@ -43,3 +45,8 @@ def _water_level(lengths: Sequence[int], room: int) -> int:
         else:
             high = middle - 1
     return low
+
+
+def taken(inputs: Mapping[str, Tensor], keep: Sequence[int]) -> dict[str, Tensor]:
+    """These tokens of what a model is given; their positions are counted from the first on."""
+    return {name: x[: len(keep)] if name == "position_ids" else x[list(keep)] for name, x in inputs.items()}

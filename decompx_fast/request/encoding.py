@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import operator
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -13,13 +11,13 @@ from torch import Tensor
 
 from ..errors import InputError, shown
 from ..result.failure import OF_AN_INPUT, Failure
-from ..result.picture import Picture
 from ..result.tokens import BLANK
 from ..result.words import Span
 from .alignment import align
 from .boxes import BOXES, check_boxes
 from .chat import is_chat, read_chat
-from .cutting import kept_of_long
+from .cutting import kept_of_long, taken
+from .encoded import Encoded
 from .forms import (
     is_ids,
     is_pair,
@@ -42,42 +40,6 @@ _tokenizing = threading.Lock()
 _SPECIAL_IDS = ("bos_token_id", "eos_token_id", "sep_token_id", "cls_token_id", "pad_token_id", "mask_token_id")
 
 
-@dataclass(frozen=True)
-class Encoded:
-    """One input as the model takes it, without padding.
-
-    Attributes:
-        inputs: ``[i]`` int64 each (boxes ``[i, 4]``), on the CPU; ``input_ids`` among them. Of a picture
-            ``pixel_values`` ``[c, height, width]``.
-        tokens: how the tokenizer writes them.
-        spans: ``(segment, start, end)`` into ``texts``, or ``None``.
-        special: whether the tokenizer added the token.
-        texts: the text, or the pair; empty if it is not known. Of words that were split before, they are joined by
-            spaces.
-        words: for each token, the number of its word among those that were split before, or that the tokenizer tells
-            of an encoding; ``None`` for a special token. ``None``: words are found in the text.
-        picture: what a model of pictures sees; ``None`` for a text.
-        continues: of language models, the ids of the output that is explained, from the token that follows the prompt;
-            all but the last of them are in ``inputs`` too. Empty: what the model says next.
-        number: which input of the call it is, from 0.
-        about: what its explanation says of it besides: how long it was before it was cut, how much was unknown.
-    """
-
-    inputs: Mapping[str, Tensor]
-    tokens: tuple[str, ...]
-    spans: tuple[Span | None, ...]
-    special: tuple[bool, ...]
-    texts: tuple[str, ...]
-    number: int = 0
-    about: Mapping[str, Any] = field(default_factory=dict)
-    words: tuple[int | None, ...] | None = None
-    picture: Picture | None = None
-    continues: tuple[int, ...] = ()
-
-    def __len__(self) -> int:
-        return len(self.tokens)
-
-
 class Reader:
     """Turns inputs into :class:`Encoded`.
 
@@ -91,6 +53,7 @@ class Reader:
         device: the model's; tensors that the user prepared must be there, everything else is moved.
         split: texts are lists of words.
         prompts: inputs are what a language model goes on from, which the beginning of text alone may be.
+        pad_to: texts are padded to so many tokens, which the model reads as any others; ``None``: to none.
     """
 
     def __init__(
@@ -104,8 +67,10 @@ class Reader:
         device: torch.device | None = None,
         split: bool = False,
         prompts: bool = False,
+        pad_to: int | None = None,
     ) -> None:
         self.split = split
+        self.pad_to = pad_to
         self.prompts = prompts
         self.tokenizer = tokenizer
         self.max_positions = max_positions
@@ -128,6 +93,11 @@ class Reader:
             InputError: for what cannot be read, naming which one it is.
         """
         if isinstance(items, Mapping):
+            if self.pad_to is not None and "attention_mask" in items:
+                raise InputError(
+                    f"this model reads padding as it does other tokens: give input_ids padded to {self.pad_to} tokens "
+                    "and no attention_mask, or the text itself"
+                )
             taken = MODEL_INPUTS + ((BOXES,) if BOXES in self.sizes else ())
             encoding = Encoding(items, taken, self._check_device)
             return self._each(range(len(encoding)), lambda n, _: self._read_row(encoding, n)), encoding.is_single
@@ -225,12 +195,14 @@ class Reader:
 
     def _tokenize(self, texts: tuple[Any, ...], where: str, **options: Any) -> Mapping[str, Any]:
         """What the tokenizer says of one text or pair; any callable that gives ids will do."""
+        wanted: dict[str, Any] = {"truncation": False, "max_length": None, "padding": False}
+        if self.pad_to is not None:
+            wanted |= {"max_length": self.pad_to, "padding": "max_length"}
         try:
             with _tokenizing:
                 found = self.tokenizer(
                     *texts,
-                    **{"truncation": False, "max_length": None} | options,
-                    padding=False,
+                    **wanted | options,
                     return_special_tokens_mask=True,
                     return_offsets_mapping=bool(getattr(self.tokenizer, "is_fast", False)),
                     verbose=False,
@@ -292,7 +264,7 @@ class Reader:
             keep = self._kept(ids, special) if self.truncate else None
             if keep is None:
                 raise self._too_long(len(ids), where)
-            inputs = {n: v[: len(keep)] if n == "position_ids" else v[keep] for n, v in inputs.items()}
+            inputs = taken(inputs, keep)
             special = tuple(special[k] for k in keep)
             spans = spans and tuple(spans[k] for k in keep)
             words = words and tuple(words[k] for k in keep)
@@ -324,7 +296,7 @@ class Reader:
         words, missing = len(special) - sum(special), sum(unknown)
         if missing:
             about["unknown_tokens"] = missing
-        if missing >= MANY_UNKNOWN * words:
+        if missing and missing >= MANY_UNKNOWN * words:
             self.notices.unknown.add(where, f"{missing} of {words} tokens")
         return about
 
@@ -357,33 +329,6 @@ class Reader:
             f"{where} has {length} tokens, and the model has positions for {self.max_positions}: pass truncate=True to "
             "cut it, split the text, or use a model with more positions"
         )
-
-
-def with_ids(inputs: Iterator[Encoded | Failure], ids: Any) -> Iterator[Encoded | Failure]:
-    """Each input with the user's name for it.
-
-    Raises:
-        InputError: for names that are no strings or whole numbers, or that are fewer or more than the inputs.
-    """
-    if isinstance(ids, (str, bytes)) or not isinstance(ids, Iterable):
-        raise InputError(f"ids={shown(ids)}: give a list with a name for each input")
-    return _named_inputs(inputs, iter(ids))
-
-
-def _named_inputs(inputs: Iterator[Encoded | Failure], ids: Iterator[Any]) -> Iterator[Encoded | Failure]:
-    for n, one in enumerate(inputs):
-        try:
-            name = next(ids)
-        except StopIteration:
-            raise InputError(f"ids holds {n} names, and there are more inputs: give one for each") from None
-        if not isinstance(name, str):
-            try:
-                name = operator.index(name)
-            except TypeError:
-                raise InputError(f"ids holds {shown(name)} for input {n}: use strings or whole numbers") from None
-        yield one if isinstance(one, Failure) else replace(one, about={"id": name, **one.about})
-    for _ in ids:
-        raise InputError("ids holds more names than there are inputs: give one for each")
 
 
 def _unless_in(token_id: Any, others: Iterable[Any]) -> int | None:

@@ -10,7 +10,7 @@ import torch
 
 from ..errors import InputError
 from ..result.words import Span
-from .encoding import Encoded
+from .encoded import Encoded
 
 #: So many tokens before an output are read with it, so that its first characters are those that stand there: some
 #: tokenizers leave out the space at the beginning of a text.
@@ -20,8 +20,13 @@ _BEFORE = 4
 _SPACE = "\u2581"
 
 
-def ids_of_text(tokenizer: Any, text: str) -> list[int]:
+def ids_of_text(tokenizer: Any, text: str, *, anew: bool = False) -> list[int]:
     """The tokens of a text that goes on: without special ones, and without a space that the tokenizer would add.
+
+    Args:
+        tokenizer: of the model.
+        text: what follows.
+        anew: whether it is a text of its own, which a decoder writes; some tokenizers have another vocabulary for it.
 
     Raises:
         InputError: without a tokenizer.
@@ -30,6 +35,8 @@ def ids_of_text(tokenizer: Any, text: str) -> list[int]:
         raise InputError("a continuation that is a text needs a tokenizer: use DecompX(model, tokenizer), or token ids")
     if not text:
         return []
+    if anew:
+        return [int(one) for one in tokenizer(text_target=text, add_special_tokens=False)["input_ids"]]
     # A tokenizer that begins every text with a space has written that of a text which begins with one.
     cut = text[1:] if text[0] == " " and _adds_space(tokenizer) else text
     found = tokenizer(cut or text, add_special_tokens=False)["input_ids"]
@@ -60,7 +67,9 @@ def with_output(prompt: Encoded, ids: Sequence[int], tokenizer: Any) -> Encoded:
     texts = prompt.texts
     spans: list[Span | None] = [None] * len(ids)
     if prompt.texts and hasattr(tokenizer, "decode"):
-        text, spans = _places(prompt.inputs["input_ids"].tolist()[-_BEFORE:], ids, special, tokenizer, len(texts))
+        text, spans = places_of_output(
+            prompt.inputs["input_ids"].tolist()[-_BEFORE:], ids, special, tokenizer, len(texts)
+        )
         texts = (*texts, text)
     inputs = {}
     for name, values in prompt.inputs.items():
@@ -83,7 +92,7 @@ def with_output(prompt: Encoded, ids: Sequence[int], tokenizer: Any) -> Encoded:
     )
 
 
-def _places(
+def places_of_output(
     before: list[int], ids: Sequence[int], special: Sequence[bool], tokenizer: Any, segment: int
 ) -> tuple[str, list[Span | None]]:
     """The text of an output, and where each of its tokens is in it.

@@ -13,18 +13,26 @@ from ..errors import InputError, shown, warn_user
 from ..optional import import_optional
 from ..result.failure import OF_AN_INPUT, Failure
 from ..result.picture import Picture
-from .encoding import Encoded
+from .encoded import Encoded
 
 #: What models of pictures call their input.
 PIXELS = "pixel_values"
 
 ACCEPTED = (
-    "give a picture (of PIL, or uint8 [height, width, 3] as an array), the path of one, a list of these, or "
+    "give a picture (of PIL, or uint8 [height, width, 3] as an array), the path or the open file of one, a list of "
+    "these, or "
     f"{{'{PIXELS}': [b, channels, height, width]}} that a processor prepared"
 )
 
 #: How a picture of PIL may hold its colours: others have more than 8 bits, which a conversion to RGB would cut off.
 _MODES = ("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "LAB", "HSV")
+
+
+#: Those of them that have transparency.
+_TRANSPARENT = ("LA", "La", "PA", "RGBA", "RGBa")
+
+#: The number of a picture's orientation in its EXIF data.
+_ORIENTATION = 0x0112
 
 
 class CutsPictures(Protocol):
@@ -74,7 +82,7 @@ class PictureReader:
         if isinstance(items, Mapping):
             rows, single = self._prepared(items)
             return self._each(rows, lambda n, row: self._encode(row, f"row {n} of {PIXELS}", n, {})), single
-        if _is_picture(items):
+        if is_picture(items):
             return self._each([items], lambda n, item: self.read_one(item, "the input", n)), True
         if isinstance(items, (bytes, bytearray)) or not isinstance(items, Iterable):
             raise InputError(f"cannot explain a {type(items).__name__} as a picture: {ACCEPTED}")
@@ -108,7 +116,7 @@ class PictureReader:
             ) from error
         about["picture_size"] = list(array.shape[:2])
         if self._setting("do_center_crop"):
-            about["cropped"] = "the processor cuts off what is not at the centre, and what is left is shown"
+            about["cropped"] = "the processor cuts off what is not at the centre, or pads; what is left is shown"
         return self._encode(pixels, where, number, about)
 
     def _prepared(self, given: Mapping[str, Any]) -> tuple[list[Tensor], bool]:
@@ -119,7 +127,7 @@ class PictureReader:
         if others:
             raise InputError(f"the mapping holds {others[0]!r}, which is not supported: give {PIXELS} alone")
         try:
-            pixels = torch.as_tensor(given[PIXELS], device="cpu")
+            pixels = _stacked(given[PIXELS])
         except (TypeError, ValueError, RuntimeError) as error:
             raise InputError(f"{PIXELS} cannot be read as numbers ({error}): {ACCEPTED}") from error
         if pixels.ndim not in (3, 4) or not pixels.is_floating_point() or not len(pixels):
@@ -134,7 +142,10 @@ class PictureReader:
         limits = self.limits
         channels, height, width = pixels.shape
         if channels != limits.channels:
-            raise InputError(f"{where} has {channels} channels, and the model takes {limits.channels}")
+            raise InputError(
+                f"{where} has {channels} channels, and the model takes {limits.channels}: give {{'{PIXELS}': ...}} "
+                "with as many"
+            )
         if (height, width) != limits.size and not limits.resizable:
             raise InputError(
                 f"{where} is {height} x {width} pixels, and the positions of this model are those of pictures of "
@@ -164,6 +175,7 @@ class PictureReader:
             number,
             about,
             picture=Picture(groups, limits.patch, self._visible(pixels[:, : seen[0], : seen[1]])),
+            unit="patch",
         )
 
     def _visible(self, pixels: Tensor) -> Tensor:
@@ -177,8 +189,7 @@ class PictureReader:
             if self._setting("do_normalize"):
                 mean, std = (torch.tensor(self._setting(name), dtype=x.dtype) for name in ("image_mean", "image_std"))
                 x = x * std.view(-1, 1, 1) + mean.view(-1, 1, 1)
-            if not self._setting("do_rescale"):
-                x = x / 255
+            x = x / (255 * (self._setting("rescale_factor") or 1 / 255) if self._setting("do_rescale") else 255)
         x = x if len(x) == 3 else x[:1].expand(3, -1, -1)
         return (x.clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0).contiguous()
 
@@ -187,9 +198,9 @@ class PictureReader:
         return getattr(getattr(self.processor, "image_processor", self.processor), name, None)
 
 
-def _is_picture(item: Any) -> bool:
+def is_picture(item: Any) -> bool:
     """Whether this is one picture rather than several."""
-    if isinstance(item, (str, os.PathLike)) or hasattr(item, "getexif"):
+    if isinstance(item, (str, os.PathLike)) or hasattr(item, "getexif") or hasattr(item, "read"):
         return True
     return hasattr(item, "dtype") and getattr(item, "ndim", 0) in (2, 3)
 
@@ -198,24 +209,30 @@ def _rgb(item: Any, where: str) -> tuple[Any, dict[str, Any]]:
     """A picture as an array ``[height, width, 3]`` uint8, turned as its camera says, and what was done to it."""
     if hasattr(item, "dtype"):
         return _of_array(item, where), {}
-    if isinstance(item, (str, os.PathLike)):
-        return _of_pil(_opened(os.fspath(item), where), where)
+    if isinstance(item, (str, os.PathLike)) or hasattr(item, "read"):
+        return _of_file(item, where)
     if hasattr(item, "getexif"):
         return _of_pil(item, where)
     raise InputError(f"{where} is {shown(item)}, which is no picture: {ACCEPTED}")
 
 
-def _opened(path: str, where: str) -> Any:
+def _of_file(file: Any, where: str) -> tuple[Any, dict[str, Any]]:
+    """What is at a path, or in an open file; of several pictures in it the first."""
     images = import_optional("PIL.Image", "reading a picture from a file")
-    name = path if where == "the input" else f"{where} ({path})"
-    if not os.path.exists(path):
-        raise InputError(f"{name} does not exist: {ACCEPTED}")
+    name = where
+    if not hasattr(file, "read"):
+        file = os.fspath(file)
+        name = str(file) if where == "the input" else f"{where} ({file})"
+        if not os.path.exists(file):
+            raise InputError(f"{name} does not exist: {ACCEPTED}")
     try:
-        image = images.open(path)
-        image.load()
+        with images.open(file) as image:
+            image.load()
+            return _of_pil(image, name)
+    except InputError:
+        raise
     except Exception as error:  # of a format's reader, whatever it is
         raise InputError(f"{name} cannot be read as a picture ({type(error).__name__}: {error})") from error
-    return image
 
 
 def _of_pil(image: Any, where: str) -> tuple[Any, dict[str, Any]]:
@@ -229,16 +246,35 @@ def _of_pil(image: Any, where: str) -> tuple[Any, dict[str, Any]]:
             f"{where} has the mode {image.mode!r}, of more than 8 bits a colour, which would be cut off: convert it to "
             "'RGB' or 'L' first, with the range that you want to be seen"
         )
-    turned = ImageOps.exif_transpose(image)
-    if turned.size != image.size or image.getexif().get(0x0112, 1) != 1:
-        about["turned"] = "as its EXIF data says"
-    if "A" in turned.getbands() or "a" in turned.getbands() or "transparency" in turned.info:
+    frames = getattr(image, "n_frames", 1)
+    if frames > 1:
+        about["frames"] = f"the one that it stands at, of {frames}"
+        warn_user(f"{where} has {frames} pictures in it, of which one is explained: the one that it stands at")
+    try:
+        turned = ImageOps.exif_transpose(image)
+        if image.getexif().get(_ORIENTATION, 1) in range(2, 9):
+            about["turned"] = "as its EXIF data says"
+        colours = turned.convert("LA" if turned.mode == "La" else turned.mode).convert("RGB")
+    except Exception as error:  # of a picture whose file was closed, say
+        raise InputError(f"{where} cannot be read as a picture ({type(error).__name__}: {error})") from error
+    if turned.mode in _TRANSPARENT or "transparency" in turned.info:
         about["alpha"] = "dropped"
         warn_user(
             f"{where} has transparent parts, which are dropped as transformers does: the model sees the colours behind "
             "them. Put it on a background first if that is not what you want"
         )
-    return numpy.array(turned.convert("RGB")), about
+    return numpy.array(colours), about
+
+
+def _stacked(pixels: Any) -> Tensor:
+    """Pixels as one tensor; a list of tensors, as processors give it unless they are asked for one, is put together."""
+    if not isinstance(pixels, (list, tuple)) or not pixels or not hasattr(pixels[0], "shape"):
+        return torch.as_tensor(pixels, device="cpu")
+    each = [torch.as_tensor(one, device="cpu") for one in pixels]
+    sizes = {tuple(one.shape) for one in each}
+    if len(sizes) > 1:
+        raise ValueError(f"pictures of different sizes, {sorted(sizes)}: give each by itself")
+    return torch.stack(each)
 
 
 def _of_array(item: Any, where: str) -> Any:

@@ -15,6 +15,9 @@ from .presplit import numbered
 #: What a model's forward may be given; everything has one entry per token. Layout models also take :data:`BOXES`.
 MODEL_INPUTS = ("input_ids", "token_type_ids", "position_ids")
 
+#: What a decoder reads that stands beside an encoder.
+DECODER_IDS = "decoder_input_ids"
+
 #: What an encoding may also hold: read here, or of no effect on the model.
 OTHER_KEYS = (
     "attention_mask",

@@ -11,15 +11,16 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError, OptionError, shown
+from ..result.blocks import ENCODER_SOURCES
 from ..result.failure import OF_AN_INPUT, Failure
 from ..result.tokens import readable_tokens
 from ..result.words import NO_PLACES, TokenGroup, group_by_number, group_by_word, joint_span
-from .encoding import Encoded
+from .encoded import Encoded
 
-UNITS = ("token", "word", "sentence", "patch")
+UNITS = ("token", "word", "sentence", "patch", "frame")
 
 #: Units of which each position is one.
-SINGLE_UNITS = ("token", "patch")
+SINGLE_UNITS = ("token", "patch", "frame")
 
 #: The end of a sentence: closing punctuation, what may follow it, and white space; or CJK punctuation; or a new line.
 _SENTENCE_END = re.compile(r"""[.!?…]+["'”’)\]]*(?=\s)|[。！？]+["'”’」』）]*|\n+""")
@@ -74,8 +75,10 @@ def resolve_sources(sources: Any, encoded: Encoded) -> Sources | None:
         check_unit(sources)
         if sources == "token":
             return None
-        if sources == "patch":
-            raise InputError("sources='patch' is for models of pictures: use 'token', 'word' or 'sentence'")
+        if sources in SINGLE_UNITS:
+            raise InputError(
+                f"sources={sources!r} is for models of pictures or sounds: use 'token', 'word' or 'sentence'"
+            )
         if not encoded.texts:
             raise InputError(
                 f"sources={sources!r} needs to know where each token lies in the text: give texts, or give group ids "
@@ -115,12 +118,14 @@ def with_sources(
 
 
 def picture_sources(sources: Any, encoded: Encoded) -> Sources | None:
-    """The sources of a picture: each patch, blocks of patches, or groups by ids. What is no patch stays alone.
+    """The sources of a picture or a sound: each patch, blocks of patches, groups by ids, or spans of time. What is no
+    patch stays alone.
 
     Args:
-        sources: ``"patch"`` (or ``"token"``, which is the same); ``(rows, columns)``, into how many blocks the picture
-            is divided; or ids ``[rows, cols]``, one for each patch, in any numbering.
-        encoded: the picture.
+        sources: ``"patch"``, ``"frame"`` or ``"token"``, which are the same; ``(rows, columns)``, into how many blocks
+            the picture is divided; ids ``[rows, cols]``, one for each patch, in any numbering; or, of a sound, how many
+            seconds a span has.
+        encoded: the picture, or the sound.
 
     Raises:
         InputError: for what is none of these, or does not fit the grid.
@@ -133,7 +138,9 @@ def picture_sources(sources: Any, encoded: Encoded) -> Sources | None:
         raise InputError(
             f"sources={sources!r} is for texts: use 'patch', (rows, columns) of blocks, or ids [rows, cols]"
         )
-    if isinstance(sources, tuple) and len(sources) == 2 and all(isinstance(n, int) for n in sources):
+    if isinstance(sources, (int, float)) and not isinstance(sources, bool):
+        ids, names = _spans_of_time(sources, encoded)
+    elif isinstance(sources, tuple) and len(sources) == 2 and all(isinstance(n, int) for n in sources):
         if not (1 <= sources[0] <= rows and 1 <= sources[1] <= columns):
             raise InputError(f"sources={sources} blocks cannot be made of a grid of {rows} x {columns} patches")
         down, across = (torch.arange(n) * k // n for n, k in zip((rows, columns), sources, strict=True))
@@ -154,18 +161,38 @@ def picture_sources(sources: Any, encoded: Encoded) -> Sources | None:
     count = len(encoded) - rows * columns
     flat = ids.flatten().tolist()
     members: list[list[int]] = [[] for _ in names]
-    for patch, group in enumerate(flat):
-        members[group].append(count + patch)
+    for position, group in sorted(zip(encoded.picture.groups.flatten().tolist(), flat, strict=True)):
+        members[group].append(position)
     groups = (*(TokenGroup((n,), None) for n in range(count)), *(TokenGroup(tuple(m), None) for m in members))
     return Sources("group", groups, (*encoded.tokens[:count], *names))
+
+
+def _spans_of_time(seconds: float, encoded: Encoded) -> tuple[Tensor, list[str]]:
+    """The span of each patch of a sound, ``[rows, cols]``, and what each is called."""
+    assert encoded.picture is not None
+    rows, columns = encoded.picture.grid
+    if encoded.seconds is None:
+        raise InputError(
+            f"sources={seconds!r} is a number of seconds, for sounds whose sampling rate is known, from a processor: "
+            "use 'patch', (rows, columns) of blocks, or ids [rows, cols]"
+        )
+    if not seconds >= encoded.seconds:
+        raise InputError(f"sources={seconds!r} seconds are less than a frame, which has {encoded.seconds:.3g}")
+    spans = (torch.arange(columns, dtype=torch.float64) * encoded.seconds / seconds + 1e-9).long()
+    names = [f"{n * seconds:.2f}-{(n + 1) * seconds:.2f} s" for n in range(int(spans[-1]) + 1)]
+    return spans.expand(rows, -1), names
 
 
 def _from_ids(ids: Any, encoded: Encoded) -> Sources:
     values = ids.tolist() if hasattr(ids, "tolist") else ids  # a tensor or an array
     if not isinstance(values, Sequence) or not all(hasattr(i, "__index__") and not isinstance(i, bool) for i in values):
         raise InputError(f"sources must be a unit or one whole number per token, got {shown(ids)}")
+    window = encoded.window
+    if window is not None and len(values) == window.length:
+        values = [values[position] for position in window.tokens]
     if len(values) != len(encoded):
-        raise InputError(f"sources holds {len(values)} group ids for {len(encoded)} tokens (special ones count)")
+        whole = "" if window is None else f" of a window, or {window.length} of all windows together"
+        raise InputError(f"sources holds {len(values)} group ids for {len(encoded)} tokens{whole} (special ones count)")
     members: dict[int, list[int]] = {}
     for position, value in enumerate(map(int, values)):
         members.setdefault(value, []).append(position)
@@ -195,3 +222,17 @@ def _names(groups: Sequence[TokenGroup], encoded: Encoded) -> tuple[str, ...]:
         else:
             names.append(" ".join(readable[p].strip() or readable[p] for p in group.positions))
     return tuple(names)
+
+
+def blocks_of(encoded: Encoded, sources: Sources | None) -> dict[str, int]:
+    """How many of the sources are an encoder's, the first of them; nothing where there is no decoder beside it, or
+    where a source is of both."""
+    n = encoded.encoder
+    if n is None:
+        return {}
+    if sources is None:
+        return {ENCODER_SOURCES: n}
+    of_encoder = [group for group in sources.groups if min(group.positions) < n]
+    if any(max(group.positions) >= n for group in of_encoder):
+        return {}
+    return {ENCODER_SOURCES: len(of_encoder)}

@@ -4,16 +4,54 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import torch
 
 from ..errors import InputError
+from .blocks import encoder_sources
+from .kinds import EngineName, ProblemType, SourceUnit
+from .readings import Answer, Entity, Prediction, read_all_back, read_back
 from .words import Span
 
 if TYPE_CHECKING:
     from .explanation import Explanation
     from .picture import Picture
+
+
+def settle(explanation: Explanation) -> None:
+    """Make the fields of a new explanation what they are documented to be, and check them against each other.
+
+    Raises:
+        InputError: if shapes, lengths, dtypes or spans do not fit together.
+    """
+    for name in ("tokens", "texts", "special", "targets", "target_ids", "labels"):
+        value = getattr(explanation, name)
+        if isinstance(value, str):
+            raise InputError(f"{name} must be a tuple with one entry for each item, got the string {value!r}.")
+        object.__setattr__(explanation, name, tuple(value))
+    object.__setattr__(explanation, "spans", tuple(None if span is None else tuple(span) for span in explanation.spans))
+    if explanation.token_ids is not None:
+        object.__setattr__(explanation, "token_ids", tuple(int(token_id) for token_id in explanation.token_ids))
+    if explanation.bias_sites is not None:
+        object.__setattr__(explanation, "bias_sites", tuple(explanation.bias_sites))
+    object.__setattr__(explanation, "entities", read_all_back(Entity, explanation.entities))
+    object.__setattr__(explanation, "predictions", read_all_back(Prediction, explanation.predictions))
+    if explanation.answer is not None:
+        object.__setattr__(explanation, "answer", read_back(Answer, explanation.answer))
+    if explanation.word_ids is not None:
+        object.__setattr__(explanation, "word_ids", tuple(explanation.word_ids))
+    for name, allowed in (
+        ("problem_type", ProblemType),
+        ("source_unit", SourceUnit),
+        ("engine", EngineName),
+    ):
+        check_choice(name, getattr(explanation, name), get_args(allowed))
+    check_tensors(explanation)
+    own_tensors(explanation)
+    check_lengths(explanation)
+    check_spans(explanation.spans, explanation.texts)
+    check_picture(explanation.picture, len(explanation.tokens))
 
 
 def check_choice(name: str, value: object, allowed: Sequence[str]) -> None:
@@ -92,7 +130,8 @@ def check_lengths(explanation: Explanation) -> None:
         found = len(getattr(explanation, name))
         if found != length:
             raise InputError(f"{name} must have {length} entries ({sources} tokens, {columns} targets), got {found}.")
-    if len(explanation.texts) > 2:
+    most = 2 if encoder_sources(explanation) is None else 4  # a decoder's are texts of their own
+    if len(explanation.texts) > most:
         raise InputError(f"texts holds one text, or two of a pair, got {len(explanation.texts)}.")
     for index in explanation.target_ids:
         if index is not None and not 0 <= index < len(explanation.labels):

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from .tokens import readable_tokens
+from .blocks import block_of, encoder_sources
+from .tokens import readable_tokens, visible_whitespace
 
 if TYPE_CHECKING:
     from .explanation import Explanation
@@ -23,7 +24,6 @@ VISIBLE = 0.03  # share of the colour scale from which a source is coloured
 # text on them (contrast 4.5 or more, WCAG AA). Wherever they are used, a sign or a line tells them apart, too.
 FOR_RGB = (0, 134, 95)
 AGAINST_RGB = (222, 50, 50)
-_WHITESPACE_MARKS = {" ": "\u2423", "\n": "\u23ce", "\t": "\u21e5"}
 
 
 @dataclass
@@ -79,8 +79,10 @@ def layout_text(explanation: Sourced) -> list[list[Piece]]:
     rows: dict[int, list[Piece]] = {}
     cursors = [0] * len(texts)
     open_pieces: dict[int, Piece] = {}  # the last piece of each text that may take more sources
-    current = 0
+    current, decoder = 0, encoder_sources(explanation)
     for position, span in enumerate(spans):
+        if position == decoder:  # what it starts with has no place in a text
+            current = min((place[0] for place in spans[position:] if place is not None), default=len(texts))
         if span is None:
             rows.setdefault(current, []).append(Piece(labels[position], (position,), is_marker=True))
             continue
@@ -121,12 +123,19 @@ def source_labels(explanation: Sourced) -> list[str]:
             label = readable[position]
         else:
             label = explanation.source_text(position)
-        label = " ".join(printable(label).split()) or _visible_whitespace(label)
+        label = " ".join(printable(label).split()) or visible_whitespace(label)
         if span is not None and shared[span] > 1 and span[1] < span[2]:
             seen[span] += 1
             label += f" ({seen[span]}/{shared[span]})"
         labels.append(label)
     return labels
+
+
+def labels_with_blocks(explanation: Sourced) -> list[str]:
+    """The same, and the block that a source is in where there are two."""
+    labels = source_labels(explanation)
+    blocks = (block_of(explanation, [k]) for k in range(len(labels)))
+    return [label if block is None else f"{block}: {label}" for label, block in zip(labels, blocks, strict=True)]
 
 
 def printable(text: str) -> str:
@@ -187,12 +196,19 @@ def largest_magnitude(values: Iterable[float]) -> float:
 def colour_scale(explanation: Explanation, columns: Sequence[int]) -> float:
     """The ``|score|`` that gets the full colour: the largest in these columns of a source that is not special.
 
-    Special tokens may hold far more than any word; what goes beyond the scale is shown like its end. The largest of all
-    where there is nothing else.
+    Special tokens may hold far more than any word; what goes beyond the scale is shown like its end. So may the first
+    token that a language model reads, which is where its heads look when there is nothing to look for (Xiao et al.,
+    ICLR 2024, attention sinks). The largest of all where there is nothing else.
     """
     scores = explanation.scores[:, list(columns)]
-    ordinary = scores[[not special for special in explanation.special]]
+    ordinary = scores[[k not in sinks(explanation) for k in range(len(explanation))]]
     return largest_magnitude(ordinary.flatten().tolist()) or largest_magnitude(scores.flatten().tolist())
+
+
+def sinks(explanation: Explanation) -> set[int]:
+    """The sources that do not set the scale of colours: special tokens, and a language model's first."""
+    first = {0} if explanation.task == "text-generation" else set()
+    return first | {k for k, special in enumerate(explanation.special) if special}
 
 
 def outcomes(explanation: Explanation) -> list[Outcome]:
@@ -209,7 +225,7 @@ def outcomes(explanation: Explanation) -> list[Outcome]:
     order = sorted(range(len(values)), key=lambda index: -values[index])
     predicted = predicted_classes(explanation)
     shown = order[: max(CLASSES_SHOWN, min(len(predicted), PREDICTED_SHOWN))]
-    rows = [Outcome(explanation.labels[index], _percent(values[index]), index in predicted) for index in shown]
+    rows = [Outcome(explanation.labels[index], percent(values[index]), index in predicted) for index in shown]
     if not predicted:
         rows.insert(0, Outcome("none", "of the labels is above 50%", True))
     if len(order) > len(shown):
@@ -222,17 +238,18 @@ def _readings(explanation: Explanation) -> list[Outcome]:
     """What a model says that answers at positions."""
     answer = explanation.answer
     if answer is not None:
-        rows = [Outcome(answer.text, _percent(answer.score), answer.is_answered)]
+        rows = [Outcome(answer.text, percent(answer.score), answer.is_answered)]
         if answer.no_answer_score is not None:
-            rows.append(Outcome("no answer", _percent(answer.no_answer_score), not answer.is_answered))
+            rows.append(Outcome("no answer", percent(answer.no_answer_score), not answer.is_answered))
+        if "window" in explanation.metadata:
+            number, count = (explanation.metadata[name] for name in ("window", "windows"))
+            rows.append(Outcome("read in", f"window {number + 1} of {count}", False))
         return rows
     if explanation.entities is not None:
-        rows = [Outcome(f"{one.word} ({one.entity_group})", _percent(one.score), True) for one in explanation.entities]
+        rows = [Outcome(f"{one.word} ({one.entity_group})", percent(one.score), True) for one in explanation.entities]
         nothing = "entity is found"
     else:
-        rows = [
-            Outcome(f"{one.name} @ {one.place}", _percent(one.score), True) for one in explanation.predictions or ()
-        ]
+        rows = [Outcome(f"{one.name} @ {one.place}", percent(one.score), True) for one in explanation.predictions or ()]
         nothing = "position was asked for what fits there"
     shown = rows[:PREDICTED_SHOWN] or [Outcome("no", nothing, True)]
     more = [Outcome(f"{len(rows) - len(shown)} more", "not shown", True)] if len(rows) > len(shown) else []
@@ -250,15 +267,11 @@ def hexadecimal(rgb: Sequence[int]) -> str:
     return "#" + "".join(f"{part:02x}" for part in rgb)
 
 
-def _percent(probability: float) -> str:
+def percent(probability: float) -> str:
     """With one decimal; what rounds to 0 or 100 without being it says so."""
     if 0.0 < probability < 0.0005:
         return "<0.1%"
     return ">99.9%" if 0.9995 <= probability < 1.0 else f"{probability:.1%}"
-
-
-def _visible_whitespace(text: str) -> str:
-    return "".join(_WHITESPACE_MARKS.get(char, _WHITESPACE_MARKS[" "]) for char in text) or "(empty)"
 
 
 def _printable_character(char: str) -> str:

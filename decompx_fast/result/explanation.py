@@ -2,59 +2,26 @@
 
 from __future__ import annotations
 
-import operator
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, SupportsIndex, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from ..errors import InputError
-from .checks import check_choice, check_lengths, check_picture, check_spans, check_tensors, own_tensors
-from .display import plural
+from .checks import settle
+from .finding import column_of, top_sources
+from .kinds import EngineName, ProblemType, Site, SourceUnit, Target, TopToken
 from .picture import Picture
-from .readings import Answer, Entity, Prediction, read_all_back, read_back
+from .readings import Answer, Entity, Prediction
+from .summary import summary
 from .words import Span
 
 if TYPE_CHECKING:
     import pandas as pd  # type: ignore[import-untyped]
     from matplotlib.axes import Axes
     from rich.console import Console
-
-ProblemType = Literal["single_label", "multi_label", "regression", "positions"]
-SourceUnit = Literal["token", "word", "sentence", "group", "patch"]
-EngineName = Literal["reference", "forward", "adjoint"]
-
-#: A target as users name it: a name, the index of a class, or None for the predicted class.
-Target: TypeAlias = str | SupportsIndex | None
-
-
-#: Of a long list, in a ``repr``.
-_NAMES_SHOWN = 5
-
-
-@dataclass(frozen=True, eq=False)
-class Site:
-    """The share of one bias, which belongs to a place in the model and to no token.
-
-    Args:
-        layer: index of the layer; -1 for the head.
-        place: which bias of the layer, for example ``"attention"``.
-        value: ``[c]``, what it adds to each target.
-    """
-
-    layer: int
-    place: str
-    value: torch.Tensor
-
-
-class TopToken(NamedTuple):
-    """One row of :meth:`Explanation.top`."""
-
-    token: str
-    score: float
-    position: int
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -133,63 +100,13 @@ class Explanation:
     picture: Picture | None = None
 
     def __post_init__(self) -> None:
-        for name in ("tokens", "texts", "special", "targets", "target_ids", "labels"):
-            value = getattr(self, name)
-            if isinstance(value, str):
-                raise InputError(f"{name} must be a tuple with one entry for each item, got the string {value!r}.")
-            object.__setattr__(self, name, tuple(value))
-        object.__setattr__(self, "spans", tuple(None if span is None else tuple(span) for span in self.spans))
-        if self.token_ids is not None:
-            object.__setattr__(self, "token_ids", tuple(int(token_id) for token_id in self.token_ids))
-        if self.bias_sites is not None:
-            object.__setattr__(self, "bias_sites", tuple(self.bias_sites))
-        object.__setattr__(self, "entities", read_all_back(Entity, self.entities))
-        object.__setattr__(self, "predictions", read_all_back(Prediction, self.predictions))
-        if self.answer is not None:
-            object.__setattr__(self, "answer", read_back(Answer, self.answer))
-        if self.word_ids is not None:
-            object.__setattr__(self, "word_ids", tuple(self.word_ids))
-        for name, allowed in (
-            ("problem_type", ProblemType),
-            ("source_unit", SourceUnit),
-            ("engine", EngineName),
-        ):
-            check_choice(name, getattr(self, name), get_args(allowed))
-        check_tensors(self)
-        own_tensors(self)
-        check_lengths(self)
-        check_spans(self.spans, self.texts)
-        check_picture(self.picture, len(self.tokens))
+        settle(self)
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     def __repr__(self) -> str:
-        label, probabilities = self.predicted_label, self.probabilities
-        if self.problem_type == "positions":
-            outcome = f"{self.task}: {_some(self._said()) or 'nothing'}"
-        elif probabilities is None:
-            values = zip(self.labels, self.logits.tolist(), strict=True)
-            outcome = _some([f"{name}={value:.4g}" for name, value in values])
-        elif isinstance(label, tuple):
-            outcome = f"predicted={_some(label) or 'none'}"
-        else:
-            outcome = f"predicted={label} ({float(probabilities.max()):.1%})"
-        return (
-            f"Explanation({len(self)} {plural(self.source_unit)}, {outcome}, "
-            f"targets=[{_some([*map(repr, self.targets)])}], engine={self.engine!r}, "
-            f"completeness_error={self.completeness_error:.1e}"
-            + ("" if self.score_error is None else f", score_error={self.score_error:.1e}")
-            + ")"
-        )
-
-    def _said(self) -> list[str]:
-        """What the model says by itself, in short."""
-        if self.answer is not None:
-            return [repr(self.answer.text) if self.answer.is_answered else "no answer"]
-        if self.entities is not None:
-            return [f"{entity.entity_group}={entity.word!r}" for entity in self.entities]
-        return [f"{one.place}={one.name!r}" for one in self.predictions or ()]
+        return summary(self)
 
     def _repr_html_(self) -> str:
         return self.to_html()
@@ -280,26 +197,7 @@ class Explanation:
         Raises:
             InputError: if that target was not explained.
         """
-        if target is None:
-            predicted = self.predicted
-            wanted = (predicted,) if isinstance(predicted, int) else predicted or ()
-            explained = [index for index in wanted if index in self.target_ids]
-            surest = max(explained, key=lambda index: float(self.logits[index]), default=None)
-            return 0 if surest is None else self.target_ids.index(surest)
-        if isinstance(target, str):
-            if target in self.targets:
-                return self.targets.index(target)
-        elif not isinstance(target, bool) and hasattr(target, "__index__"):
-            if operator.index(target) in self.target_ids:
-                return self.target_ids.index(operator.index(target))
-        exists = ", ".join(
-            f"{name!r}" if index is None else f"{name!r} ({index})"
-            for name, index in zip(self.targets, self.target_ids, strict=True)
-        )
-        raise InputError(
-            f"target {target!r} was not explained; explained were: {exists}. Use one of these names or class "
-            f"indices, or ask for this target when explaining the text."
-        )
+        return column_of(self, target)
 
     def patches(self, target: Target = None) -> torch.Tensor:
         """The signed scores of a picture's patches, ``[rows, cols]``, from its top left.
@@ -367,15 +265,7 @@ class Explanation:
         Raises:
             InputError: for a negative ``n`` or another ``by``.
         """
-        check_choice("by", by, ("magnitude", "positive", "negative"))
-        if n < 0:
-            raise InputError(f"n must be 0 or more, got {n}.")
-        scores = self.scores[:, self.column(target)].tolist()
-        rows = [TopToken(self.tokens[k], score, k) for k, score in enumerate(scores)]
-        if by == "magnitude":
-            return sorted(rows, key=lambda row: -abs(row.score))[:n]
-        sign = 1 if by == "positive" else -1
-        return sorted((row for row in rows if sign * row.score > 0), key=lambda row: -sign * row.score)[:n]
+        return top_sources(self, n, target, by)
 
     def to_dataframe(self) -> pd.DataFrame:
         """A pandas table with a row for each source, and a column ``score_<target>`` for each target.
@@ -503,9 +393,3 @@ class Explanation:
         from .render import plot
 
         return plot(self, ax, target=target, top=top)
-
-
-def _some(names: Sequence[str]) -> str:
-    """The first of many names, and how many more there are."""
-    more = [f"... {len(names) - _NAMES_SHOWN} more"] if len(names) > _NAMES_SHOWN + 1 else []
-    return ", ".join([*(names[:_NAMES_SHOWN] if more else names), *more])

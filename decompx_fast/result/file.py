@@ -300,7 +300,8 @@ def _check_header(name: str, header: dict[str, str], format_: str, newest: int, 
 
 
 def _from_parts(data: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Explanation:
-    from .explanation import Explanation, Site
+    from .explanation import Explanation
+    from .kinds import Site
     from .picture import Picture
 
     sites = data.pop("bias_sites", None)

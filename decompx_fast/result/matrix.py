@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .account import account
+from .blocks import encoder_sources
 from .display import (
     AGAINST_RGB,
     FOR_RGB,
@@ -18,9 +19,9 @@ from .display import (
     colour_scale,
     escaped,
     hexadecimal,
+    labels_with_blocks,
     printable,
     score_format,
-    source_labels,
     strength,
 )
 
@@ -30,12 +31,15 @@ if TYPE_CHECKING:
 #: Columns beside one another, and rows of the largest where there are more sources.
 COLUMNS_BESIDE, ROWS = 6, 30
 
+#: In the place of a score of exactly 0: the token comes after what the column is about.
+UNREAD = "\u00b7"
+
 _GREY = 96
 
 
 def is_matrix(explanation: Explanation) -> bool:
     """Whether its columns are looked at together: the tokens of an output."""
-    return explanation.task == "text-generation" and len(explanation.targets) > 1
+    return explanation.task in ("text-generation", "text2text-generation") and len(explanation.targets) > 1
 
 
 def matrix_view(explanation: Explanation, *, encoding: str = "utf-8") -> Group:
@@ -44,17 +48,20 @@ def matrix_view(explanation: Explanation, *, encoding: str = "utf-8") -> Group:
     def plain(text: str) -> str:
         return escaped(printable(text)).encode(encoding, "backslashreplace").decode(encoding)
 
+    unread = UNREAD if UNREAD.encode(encoding, "replace").decode(encoding) == UNREAD else "."
+
     total = account(explanation, 0)
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="bold", no_wrap=True)
     grid.add_column(overflow="fold")
-    for name, text in zip(("Prompt", "Output"), explanation.texts, strict=False):
+    first = "Prompt" if encoder_sources(explanation) is None else "Input"
+    for name, text in zip((first, "Output"), explanation.texts, strict=False):
         grid.add_row(name, Text(plain(text)))
     grid.add_row(total.status, Text(total.extent, style="" if total.is_sound else "bold"))
     tables: list[Table | Text] = []
     count = len(explanation.targets)
     for start in range(0, count, COLUMNS_BESIDE):
-        tables += [Text(), _table(explanation, range(start, min(start + COLUMNS_BESIDE, count)), plain)]
+        tables += [Text(), _table(explanation, range(start, min(start + COLUMNS_BESIDE, count)), plain, unread)]
     left = len(explanation) - len(_rows(explanation))
     if left > 0:
         note = f"The {ROWS} {explanation.source_unit}s with the largest scores; the sums are those of all."
@@ -69,21 +76,24 @@ def _rows(explanation: Explanation) -> list[int]:
     return sorted(explanation.scores.abs().amax(1).topk(ROWS).indices.tolist())
 
 
-def _table(explanation: Explanation, columns: range, plain: Callable[[str], str]) -> Table:
+def _table(explanation: Explanation, columns: range, plain: Callable[[str], str], unread: str) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold", footer_style="bold", show_footer=True)
     totals = [account(explanation, column) for column in columns]
     scores = explanation.scores[:, list(columns)].double()
-    number = score_format([*scores.flatten().tolist(), *(total.value for total in totals)])
+    numbers = [score_format([*values, total.value]) for values, total in zip(scores.T.tolist(), totals, strict=True)]
     largest = colour_scale(explanation, range(len(explanation.targets)))
     table.add_column("#", justify="right", style="dim", no_wrap=True, footer="")
     table.add_column(explanation.source_unit.capitalize(), no_wrap=True, overflow="ellipsis", footer="Model")
-    for column, total in zip(columns, totals, strict=True):
+    for column, total, number in zip(columns, totals, numbers, strict=True):
         name = Text(plain(explanation.targets[column]), overflow="ellipsis", no_wrap=True)
         table.add_column(name, justify="right", no_wrap=True, footer=number(total.value))
-    labels = source_labels(explanation)
+    labels = labels_with_blocks(explanation)
     for k in _rows(explanation):
         style = "dim" if explanation.special[k] else ""
-        cells = [Text(number(score), style=_style(score, largest)) for score in scores[k].tolist()]
+        cells = [
+            Text(number(score) if score else unread, style=_style(score, largest))
+            for score, number in zip(scores[k].tolist(), numbers, strict=True)
+        ]
         table.add_row(str(k), Text(plain(labels[k]), style=style), *cells)
     return table
 

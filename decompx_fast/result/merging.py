@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import SupportsIndex
+from typing import Any, SupportsIndex
 
 import torch
 
 from ..errors import InputError
-from .explanation import Explanation, Target
+from .blocks import ENCODER_SOURCES, encoder_sources
+from .display import plural
+from .explanation import Explanation
+from .kinds import Target
 from .pair import PairExplanation, PairSide
 from .tokens import readable_tokens
 from .words import NO_PLACES, Span, group_by_number, group_by_word
@@ -26,7 +29,7 @@ def merge_words(explanation: Explanation) -> Explanation:
     if unit == "word":
         return explanation
     if unit != "token":
-        raise InputError(f"words() merges tokens, but the sources here are {unit}s: explain with tokens.")
+        raise InputError(f"words() merges tokens, but the sources here are {plural(unit)}: explain with tokens.")
     if not explanation.texts and explanation.word_ids is None:
         raise InputError("words() needs the text, but only token ids were given: explain the text itself.")
     if explanation.word_ids is None and not any(explanation.spans) and not all(explanation.special):
@@ -54,7 +57,16 @@ def merge_words(explanation: Explanation) -> Explanation:
         source_unit="word",
         stages={},
         word_ids=None,
+        metadata=_with_blocks(explanation, [group.positions for group in groups]),
     )
+
+
+def _with_blocks(explanation: Explanation, groups: Sequence[Sequence[int]]) -> Mapping[str, Any]:
+    """The metadata, with the number of groups of tokens that are an encoder's in place of that of its tokens."""
+    count = encoder_sources(explanation)
+    if count is None:
+        return explanation.metadata
+    return {**explanation.metadata, ENCODER_SOURCES: sum(group[0] < count for group in groups)}
 
 
 def single_column(explanation: Explanation, output: Target) -> Explanation:
@@ -106,10 +118,12 @@ def merge_words_of_pair(pair: PairExplanation) -> PairExplanation:
 
 def _merged_side(side: PairSide, name: str) -> tuple[PairSide, torch.Tensor]:
     """A side with words as sources, and the word of each of its sources, ``[k]``."""
-    if side.source_unit in ("word", "text"):
+    if side.source_unit in ("word", "text") or side.picture is not None:
         return side, torch.arange(len(side))
     if side.source_unit != "token":
-        raise InputError(f"words() merges tokens, but the sources of {name} are {side.source_unit}s: explain tokens.")
+        raise InputError(
+            f"words() merges tokens, but the sources of {name} are {plural(side.source_unit)}: explain tokens."
+        )
     if not side.texts:
         raise InputError(f"words() needs the text of {name}, but only token ids were given: give the text itself.")
     if not any(side.spans) and not all(side.special):

@@ -12,27 +12,31 @@ from typing import TYPE_CHECKING, Any
 import jinja2
 
 from .account import Account, account, are_norms
+from .blocks import block_of
 from .display import (
     AGAINST_RGB,
     FOR_RGB,
     VISIBLE,
     Piece,
     colour_scale,
+    labels_with_blocks,
     layout_text,
     outcomes,
+    percent,
     plural,
     predicted_classes,
     printable,
     score_format,
-    source_labels,
     strength,
 )
-from .matrix import is_matrix
+from .matrix import UNREAD, is_matrix
 from .picture_view import picture_view
 
 if TYPE_CHECKING:
-    from .explanation import Explanation, Target
+    from .explanation import Explanation
+    from .kinds import Target
     from .pair import PairExplanation
+    from .readings import Prediction
 
 MAX_ALPHA = 0.6  # of the colour behind text, so that it stays readable on light and dark
 
@@ -156,9 +160,11 @@ def _html_view(explanation: Explanation, target: Target) -> dict[str, Any]:
     """What the templates show of one explanation: strings and numbers only."""
     column = explanation.column(target)
     scores: list[float] = explanation.scores[:, column].tolist()
-    largest = colour_scale(explanation, [column])
-    number = score_format(scores)
-    labels = source_labels(explanation)
+    tabs = _tabs(explanation) if target is None and is_matrix(explanation) else []
+    shown = range(len(explanation.targets)) if tabs else [column]
+    largest, all_scores = colour_scale(explanation, shown), explanation.scores[:, list(shown)].flatten().tolist()
+    number, in_legend = score_format(scores), score_format(all_scores)
+    labels = labels_with_blocks(explanation)
     totals = account(explanation, column)
     value, source_sum, bias = totals.written()
     return {
@@ -178,13 +184,11 @@ def _html_view(explanation: Explanation, target: Target) -> dict[str, Any]:
         "picture": None if explanation.picture is None else picture_view(explanation, column),
         "count": len(explanation),
         "has_text": bool(explanation.texts),
-        "rows": [
-            [_html_piece(explanation, piece, scores, labels, largest, number) for piece in pieces]
-            for pieces in layout_text(explanation)
-        ],
-        "legend": [number(-largest), number(largest), number(min(scores)), number(max(scores))],
-        "special_is_cut": any(abs(score) > largest for score in scores if math.isfinite(score)),
-        "tabs": _tabs(explanation) if target is None and is_matrix(explanation) else [],
+        "rows": _html_rows(explanation, scores, labels, largest, number),
+        "legend": [in_legend(one) for one in (-largest, largest, min(all_scores), max(all_scores))],
+        "is_cut": any(abs(score) > largest for score in all_scores if math.isfinite(score)),
+        "cut": "the first token and special ones" if explanation.task == "text-generation" else "special tokens",
+        "tabs": tabs,
         "table": _html_table(explanation, column, labels),
         "made": _made_with(explanation),
     }
@@ -195,13 +199,13 @@ def _tabs(explanation: Explanation) -> list[dict[str, Any]]:
     if len(explanation) * len(explanation.targets) > TAB_PIECES:
         return []
     largest = colour_scale(explanation, range(len(explanation.targets)))
-    labels = source_labels(explanation)
-    said = {one.name: one.score for one in explanation.predictions or ()}
+    labels = labels_with_blocks(explanation)
+    said = explanation.predictions or ()
     tabs = []
     for column, name in enumerate(explanation.targets):
         scores: list[float] = explanation.scores[:, column].tolist()
         number, total = score_format(scores), account(explanation, column)
-        value, source_sum, _ = total.written()
+        value, source_sum, bias = total.written()
         tabs.append(
             {
                 "name": printable(name),
@@ -209,14 +213,37 @@ def _tabs(explanation: Explanation) -> list[dict[str, Any]]:
                 "value_name": total.value_name,
                 "value": value,
                 "source_sum": source_sum,
-                "probability": f"{said[name]:.1%}" if name in said else "",
-                "rows": [
-                    [_html_piece(explanation, piece, scores, labels, largest, number) for piece in pieces]
-                    for pieces in layout_text(explanation)
-                ],
+                "bias": bias,
+                "probability": percent(said[column].score) if _is_of(name, said, column) else "",
+                "rows": _html_rows(explanation, scores, labels, largest, number),
             }
         )
     return tabs
+
+
+def _html_rows(
+    explanation: Explanation,
+    scores: list[float],
+    labels: list[str],
+    largest: float,
+    number: Callable[[float], str],
+) -> list[list[dict[str, Any]]]:
+    """The texts in pieces; each after the name of its block, where there are two."""
+    rows = []
+    for pieces in layout_text(explanation):
+        block = block_of(explanation, [k for piece in pieces for k in piece.positions])
+        row = [_html_piece(explanation, piece, scores, labels, largest, number) for piece in pieces]
+        name = {"text": f"{block}: ".capitalize(), "title": f"what the {block} reads", "is_source": False}
+        rows.append(row if block is None else [name, *row])
+    return rows
+
+
+def _is_of(name: str, said: Sequence[Prediction], column: int) -> bool:
+    """Whether a column is of the output's token of the same number, perhaps less the mean, and not of another token."""
+    if column >= len(said):
+        return False
+    rest = name.removeprefix(said[column].name)
+    return name.startswith(said[column].name) and (not rest or rest.startswith((" (#", " - mean")))
 
 
 def _html_piece(
@@ -254,6 +281,8 @@ def _html_table(explanation: Explanation, column: int, labels: list[str]) -> dic
     scale = colour_scale(explanation, order)
 
     def cell(value: float, number: Callable[[float], str]) -> tuple[str, str, str]:
+        if value == 0 and is_matrix(explanation):
+            return UNREAD, "", "0"
         return number(value), "for" if value > 0 else "against", f"{strength(value, scale) * MAX_ALPHA:.3f}"
 
     rows = [

@@ -1,4 +1,5 @@
-"""What DecompX says about the similarity of two texts: a signed score for every pair of their sources."""
+"""What DecompX says about the similarity of two texts, or of a text and a picture: a signed score for every pair of
+their sources."""
 
 from __future__ import annotations
 
@@ -10,16 +11,17 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 import torch
 
 from ..errors import InputError
-from .checks import check_choice, check_spans
+from .checks import check_choice, check_picture, check_spans
+from .picture import Picture
 from .words import Span
 
 if TYPE_CHECKING:
     import pandas as pd  # type: ignore[import-untyped]
     from rich.console import Console
 
-Measure = Literal["cos", "dot"]
+Measure = Literal["cos", "dot", "logit"]
 Side = Literal["a", "b"]
-SideUnit = Literal["token", "word", "sentence", "group", "text"]
+SideUnit = Literal["token", "word", "sentence", "group", "text", "patch", "picture"]
 
 #: The last source of a text under ``bias="bias_token"``: what the biases add.
 BIAS_TOKEN = "[bias]"
@@ -27,7 +29,7 @@ BIAS_TOKEN = "[bias]"
 
 @dataclass(frozen=True)
 class PairSide:
-    """One of the two texts, and its sources: the rows of a pair's scores, or their columns.
+    """One of the two texts, or the picture, and its sources: the rows of a pair's scores, or their columns.
 
     Args:
         tokens: the ``k`` sources as the tokenizer writes them, special ones included; with ``has_bias`` the last stands
@@ -36,8 +38,9 @@ class PairSide:
         spans: for each source ``(0, start, end)``, a part of ``texts[0]``; None where unknown.
         texts: the text, if it is known.
         special: for each source, whether it is none of the text.
-        source_unit: what a source is; ``text`` for all of it, where only the other side was asked for.
+        source_unit: what a source is; ``text`` or ``picture`` for all of it, where only the other side was asked for.
         has_bias: whether the last source are the biases of the rule ``bias_token``.
+        picture: what the model saw, and which source each patch belongs to; None for texts.
     """
 
     tokens: tuple[str, ...]
@@ -47,6 +50,7 @@ class PairSide:
     special: tuple[bool, ...]
     source_unit: SideUnit = "token"
     has_bias: bool = False
+    picture: Picture | None = None
 
     def __post_init__(self) -> None:
         for name in ("tokens", "texts", "special"):
@@ -59,6 +63,7 @@ class PairSide:
         if len(lengths) != 1 or not self.tokens:
             raise InputError(f"a side of a pair has one span and one flag for each of its tokens, got {lengths}.")
         check_spans(self.spans, self.texts)
+        check_picture(self.picture, len(self.tokens))
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -81,21 +86,23 @@ class TopPair(NamedTuple):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PairExplanation:
-    """The scores of the pairs of sources of two texts; their sum is the similarity, up to ``completeness_error``.
+    """The scores of the pairs of sources of two texts, or of a text and a picture; their sum and ``offset`` are the
+    similarity, up to ``completeness_error``.
 
     ``scores[k, l] = U[k] . V[l] / (|e_a| |e_b|)``, where the vectors of the sources add up to the texts' vectors,
-    ``e_a = sum_k U[k]`` and ``e_b = sum_l V[l]``; of a dot, without the division.
+    ``e_a = sum_k U[k]`` and ``e_b = sum_l V[l]``; of a dot, without the division; of a logit, times the model's scale.
 
     Args:
-        a, b: the texts and their sources.
+        a, b: the texts and their sources; a picture is ``b``.
         scores: ``[k, l]``, float32 or float64, on the CPU.
         value: the similarity that the model itself gives.
-        measure: ``cos`` or ``dot``.
-        completeness_error: the gap between the sum of the scores and the value.
+        measure: ``cos``, ``dot`` or ``logit``.
+        completeness_error: the gap between the sum of the scores, with ``offset``, and the value.
         options: the options that made it; plain JSON values.
         engines: which engine decomposed each text; None for one that was only run.
         time_s: seconds it took; what was reused of another pair is not counted.
         metadata: more about it, for example the name of the model; plain JSON values.
+        offset: what the model adds to every logit, whatever the inputs (SigLIP's bias); no source's.
 
     Raises:
         InputError: if shapes, lengths or spans do not fit together.
@@ -111,6 +118,7 @@ class PairExplanation:
     engines: tuple[str | None, str | None]
     time_s: float
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    offset: float = 0.0
 
     def __post_init__(self) -> None:
         check_choice("measure", self.measure, get_args(Measure))
@@ -130,7 +138,7 @@ class PairExplanation:
         object.__setattr__(self, "scores", own)
 
     def __repr__(self) -> str:
-        a, b = (f"{len(side)} {side.source_unit}{'' if len(side) == 1 else 's'}" for side in (self.a, self.b))
+        a, b = (count_of(side) for side in (self.a, self.b))
         return (
             f"PairExplanation({a} x {b}, {self.measure}={self.value:.4f}, "
             f"completeness_error={self.completeness_error:.1e})"
@@ -146,13 +154,28 @@ class PairExplanation:
 
     @property
     def total(self) -> float:
-        """What the scores add up to, in float64."""
-        return float(self.scores.double().sum())
+        """What the scores add up to, in float64, with :attr:`offset`."""
+        return float(self.scores.double().sum()) + self.offset
 
     def sum(self, side: Side) -> torch.Tensor:
         """What each source of a text adds with all of the other text: ``[k]`` of ``a``, ``[l]`` of ``b``, float64."""
         check_choice("side", side, get_args(Side))
         return self.scores.double().sum(1 if side == "a" else 0)
+
+    def patches(self, source: int | None = None) -> torch.Tensor:
+        """The scores of the picture's patches, ``[rows, cols]``, from its top left, float64.
+
+        Args:
+            source: with this source of the text alone; None: with all of it.
+
+        Raises:
+            InputError: for two texts, or a source that does not exist.
+        """
+        if self.b.picture is None:
+            raise InputError("patches() is for pictures, and this compares two texts: use sum('b') or scores.")
+        if source is not None and not 0 <= source < len(self.a):
+            raise InputError(f"source={source} is beyond the text's sources: use 0 to {len(self.a) - 1}.")
+        return self.b.picture.spread(self.sum("b") if source is None else self.scores[source].double())
 
     def top(
         self,
@@ -273,6 +296,13 @@ class PairExplanation:
         from .render import render_fragment, render_page
 
         return render_page([self]) if full else render_fragment(self)
+
+
+def count_of(side: PairSide) -> str:
+    """How many sources a side has, in words."""
+    from .display import plural
+
+    return f"{len(side)} {side.source_unit if len(side) == 1 else plural(side.source_unit)}"
 
 
 def ordinary_pairs(pair: PairExplanation) -> torch.Tensor:

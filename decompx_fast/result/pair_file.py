@@ -15,12 +15,13 @@ from ..errors import InputError, shown
 from ..optional import import_optional
 from .file import atomic_write, read_parts
 from .pair import PairExplanation, PairSide
+from .picture import Picture
 
 if TYPE_CHECKING:
     import pandas as pd  # type: ignore[import-untyped]
 
 FORMAT = "decompx_fast.result.pair"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2  # from 2 on, a side may have a picture
 
 #: What ``to_dict`` says it is, so that a file of several kinds can be read.
 KIND = "pair"
@@ -101,7 +102,7 @@ def load_pair(path: str | os.PathLike[str]) -> PairExplanation:
 
 def _plain(pair: PairExplanation) -> dict[str, Any]:
     """All but the scores, as JSON will give it back."""
-    data: dict[str, Any] = {name: dataclasses.asdict(getattr(pair, name)) for name in ("a", "b")}
+    data: dict[str, Any] = {name: _plain_side(getattr(pair, name)) for name in ("a", "b")}
     for field in dataclasses.fields(pair):
         if field.name in ("a", "b", "scores"):
             continue
@@ -113,7 +114,18 @@ def _plain(pair: PairExplanation) -> dict[str, Any]:
     return json.loads(json.dumps(data))
 
 
+def _plain_side(side: PairSide) -> dict[str, Any]:
+    data = dataclasses.asdict(dataclasses.replace(side, picture=None))
+    del data["picture"]
+    return data if side.picture is None else {**data, "picture": side.picture.to_dict()}
+
+
+def _side(data: Mapping[str, Any]) -> PairSide:
+    picture = data.get("picture")
+    return PairSide(**{**data, "picture": None if picture is None else Picture.from_dict(picture)})
+
+
 def _from_parts(data: Mapping[str, Any], scores: torch.Tensor) -> PairExplanation:
     fields = {field.name: data[field.name] for field in dataclasses.fields(PairExplanation) if field.name in data}
-    fields |= {name: PairSide(**data[name]) for name in ("a", "b")}
+    fields |= {name: _side(data[name]) for name in ("a", "b")}
     return PairExplanation(**{**fields, "scores": scores})

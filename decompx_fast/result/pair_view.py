@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 from collections.abc import Callable, Sequence
+from itertools import groupby
 from typing import Any
 
 from rich.console import Console, Group
@@ -17,7 +19,6 @@ from .display import (
     AGAINST_RGB,
     FOR_RGB,
     Piece,
-    Sourced,
     escaped,
     hexadecimal,
     largest_magnitude,
@@ -27,16 +28,23 @@ from .display import (
     source_labels,
     strength,
 )
-from .pair import PairExplanation, PairSide, ordinary_pairs
-from .terminal import _Bar, _BothSides, piece_style
+from .pair import PairExplanation, PairSide, count_of, ordinary_pairs
+from .png import encode
+from .terminal import _Bar, _BothSides, patch_row, piece_style
 
 #: Of longer texts the matrix shows the rows and columns with the largest scores.
 MATRIX_MOST = 40
 
 #: So many cells may be linked to each other; beyond, hovering shows nothing, and sums and the matrix remain.
-LINKED_CELLS = 10_000
+LINKED_CELLS = 20_000
+
+#: So many tokens in a row that are alike and special, as padding is, are shown as one.
+REPEATS = 4
 
 TOP_ROWS = 12
+
+#: What a similarity is called.
+MEASURES = {"cos": "Cosine", "dot": "Dot", "logit": "Logit"}
 
 
 def pair_view(pair: PairExplanation, max_alpha: float) -> dict[str, Any]:
@@ -44,14 +52,15 @@ def pair_view(pair: PairExplanation, max_alpha: float) -> dict[str, Any]:
     status, extent, is_sound = account_of_pair(pair)
     sums = [pair.sum("a").tolist(), pair.sum("b").tolist()]
     number = score_format([pair.value, *sums[0], *sums[1]])
-    rows = [[piece for row in layout_text(side) for piece in row] for side in (pair.a, pair.b)]
+    rows = [_pieces_of(side) for side in (pair.a, pair.b)]
     linked = sum(bool(p.positions) for p in rows[0]) * sum(bool(p.positions) for p in rows[1]) <= LINKED_CELLS
     names = source_labels(pair.a), source_labels(pair.b)
     return {
         "template": "pair.html.jinja",
-        "measure": {"cos": "Cosine", "dot": "Dot"}[pair.measure],
+        "measure": MEASURES[pair.measure],
         "value": number(pair.value),
-        "total": number(pair.total),
+        "total": number(pair.total - pair.offset),
+        "offset": number(pair.offset) if pair.offset else None,
         "status": status,
         "extent": extent,
         "is_sound": is_sound,
@@ -61,7 +70,8 @@ def pair_view(pair: PairExplanation, max_alpha: float) -> dict[str, Any]:
                 "name": name,
                 "pieces": _pieces(side, pieces, of_side, number, max_alpha),
                 "has_text": bool(side.texts),
-                "count": f"{len(side)} {side.source_unit}{'' if len(side) == 1 else 's'}",
+                "count": count_of(side),
+                "picture": _picture(side),
             }
             for name, side, pieces, of_side in zip("ab", (pair.a, pair.b), rows, sums, strict=True)
         ],
@@ -72,17 +82,55 @@ def pair_view(pair: PairExplanation, max_alpha: float) -> dict[str, Any]:
     }
 
 
+def _pieces_of(side: PairSide) -> list[Piece]:
+    """The stretches of a text in their order, of which many equal special tokens in a row are one; of a picture its
+    sources."""
+    pieces = [piece for row in layout_text(side) for piece in row]
+    found: list[Piece] = []
+    for _, run in groupby(pieces, lambda piece: _repeated(side, piece)):
+        alike = list(run)
+        if len(alike) < REPEATS or _repeated(side, alike[0]) is None:
+            found += alike
+            continue
+        positions = tuple(position for piece in alike for position in piece.positions)
+        found.append(Piece(f"{alike[0].text} \u00d7{len(alike)}", positions, is_marker=True))
+    return found
+
+
+def _repeated(side: PairSide, piece: Piece) -> str | None:
+    """What a special token of a text is called; ``None`` for all else."""
+    is_special = piece.is_marker and all(side.special[position] for position in piece.positions)
+    return piece.text if is_special and side.picture is None else None
+
+
+def _picture(side: PairSide) -> dict[str, Any] | None:
+    """Where the patches of a picture are, as the numbers of its sources row by row, and what it looked like."""
+    picture = side.picture
+    if picture is None:
+        return None
+    pixels = None if picture.pixels is None else base64.b64encode(encode(picture.pixels)).decode()
+    rows, columns = picture.grid
+    return {
+        "cells": picture.groups.flatten().tolist(),
+        "columns": columns,
+        "ratio": f"{columns * picture.patch[1]} / {rows * picture.patch[0]}",
+        "pixels": pixels,
+        "patched": set(picture.groups.flatten().tolist()),
+    }
+
+
 def _pieces(
     side: PairSide, pieces: Sequence[Piece], sums: Sequence[float], number: Callable[[float], str], max_alpha: float
 ) -> list[dict[str, Any]]:
     """The stretches of a text, coloured by what they add with all of the other text."""
     labels, largest = source_labels(side), _scale(side, sums)
     found = []
-    for piece in pieces:
+    for number_of_piece, piece in enumerate(pieces):
         score = math.fsum(sums[k] for k in piece.positions)
         share = strength(score, largest)
         found.append(
             {
+                "number": number_of_piece,
                 "text": printable(piece.text),
                 "title": ", ".join(f"{labels[k]} {number(sums[k])} (#{k})" for k in piece.positions) or "not read",
                 "alpha": f"{math.copysign(share * max_alpha, score):.3f}",
@@ -132,7 +180,7 @@ def _matrix(pair: PairExplanation, sums: Sequence[Sequence[float]], max_alpha: f
             for k in kept[0]
         ],
         "feet": [number(sums[1][m]) for m in kept[1]],
-        "total": number(pair.total),
+        "total": number(pair.total - pair.offset),
         "scale": number(largest),
         "is_whole": [len(k) for k in kept] == [len(pair.a), len(pair.b)],
     }
@@ -181,8 +229,10 @@ def terminal_pair(pair: PairExplanation, *, encoding: str = "utf-8") -> Group:
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="bold", no_wrap=True)
     grid.add_column(overflow="fold")
-    grid.add_row({"cos": "Cosine", "dot": "Dot"}[pair.measure], number(pair.value))
-    grid.add_row("Sum of pairs", number(pair.total))
+    grid.add_row(MEASURES[pair.measure], number(pair.value))
+    grid.add_row("Sum of pairs", number(pair.total - pair.offset))
+    if pair.offset:
+        grid.add_row("Model's bias", number(pair.offset))
     grid.add_row(status, Text(extent, style="" if is_sound else "bold"))
     texts = []
     for name, side, sums in (("a", pair.a, pair.sum("a").tolist()), ("b", pair.b, pair.sum("b").tolist())):
@@ -192,13 +242,18 @@ def terminal_pair(pair: PairExplanation, *, encoding: str = "utf-8") -> Group:
 
 def _coloured(name: str, side: PairSide, sums: Sequence[float], plain: Callable[[str], str]) -> Text:
     text, largest = Text(f"{name}  ", style="dim", overflow="fold"), _scale(side, sums)
-    sourced: Sourced = side
-    for pieces in layout_text(sourced):
-        for index, piece in enumerate(pieces):
-            text.append(plain(piece.text), style=Style(dim=False) + piece_style(piece, sums, largest))
-            following = pieces[index + 1] if index + 1 < len(pieces) else None
-            if following is not None and (piece.is_marker or following.is_marker):
-                text.append(" ")
+    pieces = _pieces_of(side)
+    if side.picture is not None:
+        for row in side.picture.groups.tolist():
+            text.append("\n   ").append_text(patch_row(row, sums, largest))
+        patched = set(side.picture.groups.flatten().tolist())
+        pieces = [piece for piece in pieces if not patched.issuperset(piece.positions)]
+        text.append("\n   " if pieces else "")
+    for index, piece in enumerate(pieces):
+        text.append(plain(piece.text), style=Style(dim=False) + piece_style(piece, sums, largest))
+        following = pieces[index + 1] if index + 1 < len(pieces) else None
+        if following is not None and (piece.is_marker or following.is_marker):
+            text.append(" ")
     return text
 
 

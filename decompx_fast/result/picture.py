@@ -60,8 +60,8 @@ class Picture:
         return self.groups.shape[0], self.groups.shape[1]
 
     def regrouped(self, ids: Tensor) -> Picture:
-        """The same with other sources: ``ids`` ``[i]`` of all positions, those of the patches last."""
-        return replace(self, groups=ids[-self.groups.numel() :].view(self.grid).clone())
+        """The same with other sources: ``ids`` ``[i]`` of all positions, which the sources are so far."""
+        return replace(self, groups=ids[self.groups])
 
     def spread(self, scores: Tensor) -> Tensor:
         """Scores of sources ``[k]`` on the patches, ``[rows, cols]``: a source of several has its score in equal parts

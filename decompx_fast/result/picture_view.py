@@ -14,7 +14,8 @@ from .display import AGAINST_RGB, FOR_RGB, VISIBLE, largest_magnitude, score_for
 from .png import encode
 
 if TYPE_CHECKING:
-    from .explanation import Explanation, Target
+    from .explanation import Explanation
+    from .kinds import Target
 
 View = Literal["overlay", "heatmap", "for", "against"]
 
@@ -54,7 +55,7 @@ def picture_view(explanation: Explanation, column: int) -> dict[str, Any]:
             "y": r * height,
             "share": f"{strength(values[r][c], largest):.3f}",
             "sign": _sign(values[r][c], largest),
-            "title": f"row {r}, column {c}: {number(values[r][c])}{_of_group(explanation, names, r, c)}",
+            "title": f"{_place(explanation, names, r, c)}: {number(values[r][c])}",
         }
         for r in range(rows)
         for c in range(columns)
@@ -77,11 +78,12 @@ def _sign(value: float, largest: float) -> str:
     return "" if strength(value, largest) < VISIBLE else "for" if value > 0 else "against"
 
 
-def _of_group(explanation: Explanation, names: Sequence[str], row: int, column: int) -> str:
-    """Of which source a patch is, where sources are several of them."""
+def _place(explanation: Explanation, names: Sequence[str], row: int, column: int) -> str:
+    """What a patch is called, and of which source it is, where sources are several of them."""
     assert explanation.picture is not None
-    source = int(explanation.picture.groups[row, column])
-    return "" if explanation.source_unit == "patch" else f", its part of {names[source]}"
+    name = names[int(explanation.picture.groups[row, column])]
+    single = explanation.source_unit in ("patch", "frame")
+    return name if single else f"row {row}, column {column}, its part of {name}"
 
 
 def _others(explanation: Explanation, column: int, largest: float) -> list[tuple[str, str, str, str]]:
@@ -124,7 +126,8 @@ def draw(
     share = (values.double().abs() / (scale or 1.0)).clamp(0, 1)
     share = torch.where(values > 0, share, 0) if view == "for" else share
     share = torch.where(values < 0, share, 0) if view == "against" else share
-    times = max(-(-DRAWN_PIXELS // min(height, width)), 1)
+    short, long = sorted((height, width))
+    times = max(-(-DRAWN_PIXELS // (short if long <= 4 * short else long)), 1)
     if view == "heatmap" or picture.pixels is None:
         paper, most = torch.full((height, width, 3), 255.0, dtype=torch.float64), 1.0
     else:

@@ -10,13 +10,14 @@ from rich.cells import cell_len
 from ..errors import InputError
 from ..optional import import_optional
 from .account import account, are_norms
-from .display import AGAINST_RGB, FOR_RGB, hexadecimal, plural, printable, source_labels
+from .display import AGAINST_RGB, FOR_RGB, hexadecimal, labels_with_blocks, plural, printable
 from .fonts import drawable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from .explanation import Explanation, Target
+    from .explanation import Explanation
+    from .kinds import Target
 
 MAX_BARS = 40  # of sources, where the user asks for no number
 LABEL_WIDTH = 32  # in cells, of which an ideograph takes two
@@ -86,7 +87,7 @@ def _bars(explanation: Explanation, column: int, top: int | None) -> list[_Bar]:
     scores: list[float] = explanation.scores[:, column].tolist()
     totals = account(explanation, column)
     shown = sorted(sorted(range(len(scores)), key=lambda k: -abs(scores[k]))[:top])
-    labels = source_labels(explanation)
+    labels = labels_with_blocks(explanation)
     bars = [_Bar(labels[k], scores[k], False) for k in shown]
     others = sorted(set(range(len(scores))) - set(shown))
     if others:

@@ -11,9 +11,10 @@ from typing import IO, Any
 import torch
 
 from ..errors import InputError, shown
-from .explanation import Explanation, Site
+from .explanation import Explanation
 from .failure import Failure
 from .file import UNLESS_SET
+from .kinds import Site
 from .pair import PairExplanation
 from .pair_file import KIND as PAIR
 from .pair_file import from_dict as pair_from_dict

@@ -15,6 +15,7 @@ TaskName = Literal[
     "question-answering",
     "fill-mask",
     "text-generation",
+    "text2text-generation",
     "multiple-choice",
     "next-sentence-prediction",
     "image-classification",
@@ -55,7 +56,8 @@ class Answer:
         start: of ``text`` in the context, in characters; ``None`` where the text is not known.
         end: the same, excluded.
         score: probability of the start times that of the end, among the tokens of the context and the no-answer token.
-        no_answer_score: the same of the token that says that there is no answer; ``None`` where there is none.
+        no_answer_score: the same of the token that says that there is no answer; ``None`` where there is none. Of a
+            context that was read in windows the least of all, unless ``at=`` chose the window.
         tokens: the first and the last token.
     """
 

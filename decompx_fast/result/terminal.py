@@ -23,6 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .account import account, are_norms
+from .blocks import block_of
 from .display import (
     AGAINST_RGB,
     CLASSES_SHOWN,
@@ -32,18 +33,19 @@ from .display import (
     colour_scale,
     escaped,
     hexadecimal,
+    labels_with_blocks,
     layout_text,
     outcomes,
     plural,
     printable,
     score_format,
-    source_labels,
     strength,
 )
 from .matrix import is_matrix, matrix_view
 
 if TYPE_CHECKING:
-    from .explanation import Explanation, Target
+    from .explanation import Explanation
+    from .kinds import Target
 
 MAX_TABLE_ROWS = 40  # more sources than this: only the largest are listed
 ROWS_OF_LONG_TABLE = 20
@@ -154,10 +156,13 @@ class _Terminal:
     def texts(self) -> list[Text]:
         """The texts, each source coloured by its score; of a picture its patches, two cells each."""
         if self.explanation.picture is not None:
-            return [self.patch_row(row) for row in self.explanation.picture.groups.tolist()]
+            return [patch_row(row, self.scores, self.largest) for row in self.explanation.picture.groups.tolist()]
         rows = []
         for pieces in layout_text(self.explanation):
             text = Text(overflow="fold")
+            block = block_of(self.explanation, [k for piece in pieces for k in piece.positions])
+            if block is not None:
+                text.append(f"{block.capitalize()}  ", style="dim")
             for index, piece in enumerate(pieces):
                 text.append(self.plain(piece.text), style=self.piece_style(piece))
                 following = pieces[index + 1] if index + 1 < len(pieces) else None
@@ -165,16 +170,6 @@ class _Terminal:
                     text.append(" ")
             rows.append(text)
         return rows
-
-    def patch_row(self, sources: list[int]) -> Text:
-        """A row of patches: their sign, on their colour."""
-        text = Text(no_wrap=True)
-        for source in sources:
-            score = self.scores[source]
-            share = strength(score, self.largest)
-            mark = "  " if share < VISIBLE else " +" if score > 0 else " -"
-            text.append(mark, style=piece_style(Piece(mark, (source,)), self.scores, self.largest))
-        return text
 
     def piece_style(self, piece: Piece) -> Style:
         return piece_style(piece, self.scores, self.largest)
@@ -191,7 +186,7 @@ class _Terminal:
         return text
 
     def table(self) -> list[Table | Text]:
-        labels = source_labels(self.explanation)
+        labels = labels_with_blocks(self.explanation)
         positions = list(range(len(labels)))
         if len(labels) > MAX_TABLE_ROWS:
             positions = sorted(sorted(positions, key=lambda k: -abs(self.scores[k]))[:ROWS_OF_LONG_TABLE])
@@ -225,6 +220,22 @@ class _Terminal:
         if all(abs(self.scores[k]) <= self.largest or not math.isfinite(self.scores[k]) for k in positions):
             return ""
         return f"Bars and colours are full at {self.number(self.largest)}, as special tokens do not set the scale."
+
+
+def patch_row(sources: Sequence[int], scores: Sequence[float], largest: float) -> Text:
+    """A row of patches, two cells each: their sign, on their colour.
+
+    Args:
+        sources: that the patches belong to.
+        scores: of all sources.
+        largest: the ``|score|`` of the full colour.
+    """
+    text = Text(no_wrap=True)
+    for source in sources:
+        share = strength(scores[source], largest)
+        mark = "  " if share < VISIBLE else " +" if scores[source] > 0 else " -"
+        text.append(mark, style=piece_style(Piece(mark, (source,)), scores, largest))
+    return text
 
 
 def piece_style(piece: Piece, scores: Sequence[float], largest: float) -> Style:

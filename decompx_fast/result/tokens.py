@@ -28,11 +28,29 @@ def _byte_characters() -> Iterator[tuple[str, int]]:
 BYTE_OF_CHAR = dict(_byte_characters())
 
 
+#: How white space is shown that would not be seen.
+_MARKS = {" ": "\u2423", "\n": "\u23ce", "\t": "\u21e5"}
+
+
+def visible_whitespace(text: str) -> str:
+    """White space as signs, one for each character."""
+    return "".join(_MARKS.get(char, _MARKS[" "]) for char in text) or "(empty)"
+
+
 def readable_tokens(tokens: Sequence[str], special: Sequence[bool]) -> list[str]:
-    """Each token as it would be in a text; special ones as they are."""
+    """Each token as it would be in a text; special ones as they are, unless they are white space."""
     ordinary = [token for token, is_special in zip(tokens, special, strict=True) if not is_special]
     decoded = iter(_from_bytes(ordinary) or map(without_marks, ordinary))
-    return [token if is_special else next(decoded) for token, is_special in zip(tokens, special, strict=True)]
+    return [
+        (_blanks(token) or token) if is_special else next(decoded)
+        for token, is_special in zip(tokens, special, strict=True)
+    ]
+
+
+def _blanks(token: str) -> str:
+    """The spaces and line breaks that a token is, if it is nothing else."""
+    written = {_BYTE_SPACE: " ", _BYTE_BREAK: "\n", BLANK: " "}
+    return "".join(written[char] for char in token) if all(char in written for char in token) else ""
 
 
 def without_marks(token: str) -> str:

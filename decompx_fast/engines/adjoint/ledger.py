@@ -20,6 +20,9 @@ class Ledger:
         scores: ``[b, m, k]``, of the tokens themselves.
         bias_token: ``[b, m]`` or ``None``.
         layer, reach: where :meth:`add` is: index of the layer (-1: the head), sources with a vector.
+        first: the number among all tokens of the first whose state is worked on: of a decoder, that after the
+            encoder's.
+        memory: ``[b, m, j, d]``, what the cross attentions so far have pulled back to the memory, or ``None``.
         beyond: ``[k]`` or ``[b, m, k]``, True for sources after those that the head reaches, or ``None`` if there are
             none.
         components: ``"name.layer"`` to ``[b, k, m]``, as :class:`Attribution` says.
@@ -30,6 +33,8 @@ class Ledger:
         self.bias_token = like.new_zeros(b, m) if config.bias == "bias_token" else None
         self.layer = -1
         self.reach: Reach | None = None
+        self.first = 0
+        self.memory: Tensor | None = None
         self.beyond: Tensor | None = None
         self.components: dict[str, Tensor] = {}
         self._rule = config.bias
@@ -102,11 +107,22 @@ class Ledger:
         if key not in self.components and carried.shape[1] == n:
             self.components[key] = carried.contiguous()
         else:
-            self.components.setdefault(key, g.new_zeros(b, n, m))[:, rows] += carried
+            self.components.setdefault(key, g.new_zeros(b, n, m))[:, self._tokens(rows)] += carried
 
     def credit(self, scores: Tensor, rows: slice) -> None:
-        """Note scores ``[b, m, k]`` that are the tokens' own under every rule, for the tokens ``rows``."""
-        self.scores[:, :, rows] += scores
+        """Note scores ``[b, m, k]`` that are the tokens' own under every rule, for the positions ``rows``."""
+        self.scores[:, :, self._tokens(rows)] += scores
+
+    def _tokens(self, rows: slice) -> slice:
+        """The numbers of positions among all tokens."""
+        return slice(self.first + rows.start, self.first + rows.stop)
+
+    def add_memory(self, g: Tensor, memory: Tensor) -> None:
+        """Note what a cross attention has pulled back to the memory, ``[b, m, j, d]``; that is ``[b, j, d]``."""
+        first, self.first = self.first, 0  # its tokens are the encoder's
+        self.carry("cross_attention", g, memory, slice(0, g.shape[2]))
+        self.first = first
+        self.memory = g if self.memory is None else self.memory.add_(g)
 
     def total_scores(self) -> Tensor:
         """``[b, m, k]``, the tokens' own and what the rule gave them."""

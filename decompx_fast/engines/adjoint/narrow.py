@@ -45,14 +45,14 @@ def pull_wide_attention(
     sublayer: Sublayer,
     g: Tensor,
     rows: slice,
-    beside: Beside,
+    beside: Beside | None,
     wide: Tensor,
     config: DecompXConfig,
     ledger: Ledger,
     *,
     rides: bool,
-) -> tuple[Tensor, Beside]:
-    """Back through ``h <- norm(h + attention(x))``: the gradient of ``h``, and that of ``x`` beside it.
+) -> tuple[Tensor, Beside | None]:
+    """Back through ``h <- norm(h + attention(x))``: the gradient of ``h``, and that of ``x`` beside it, if any.
 
     ``ledger`` is at what reaches the positions after it; ``wide`` ``[b, i, d]`` is the true ``x``.
     """
@@ -65,7 +65,7 @@ def pull_wide_attention(
         if isinstance(op, Attention):
             part, columns = pull_attention(op, g, rows, ledger, value_bias_rides=rides)
             ledger.carry("attention", part, wide[:, columns], columns)
-            beside = _sum((part, columns), beside)
+            beside = (part, columns) if beside is None else _sum((part, columns), beside)
     return g, beside
 
 

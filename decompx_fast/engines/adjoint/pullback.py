@@ -181,14 +181,14 @@ def pull_attention(
     op: Attention, g: Tensor, rows: slice, ledger: BiasLedger, *, value_bias_rides: bool
 ) -> tuple[Tensor, slice]:
     """Back through an attention; ``[b, m, i, d]`` of the target positions ``rows`` to ``[b, m, j, d]`` of those that
-    they attend, which are told as well: where it is causal or windowed, not all.
+    they attend, which are told as well: where it is causal or windowed, not all; of a cross attention, of the memory.
 
     Args:
         value_bias_rides: whether the value bias of position ``j`` is token ``j``'s own (the released code, in its
             first layer); else ``b_V W_O + b_O`` is one bias of the target position.
     """
     rides = value_bias_rides and op.has_value_bias
-    ledger.add("attention", g, op.b_out if rides else op.bias(rows), rows)
+    ledger.add("attention" if op.memory is None else "cross_attention", g, op.b_out if rides else op.bias(rows), rows)
     mixed = (g @ op.w_out.T).unflatten(-1, (op.heads, -1))  # [b, m, i, h, v]
     columns = op.pattern.columns(rows)
     out: Tensor | None = None

@@ -149,13 +149,26 @@ def _pull(
 ) -> _Pulled:
     """Some directions ``[b, m, r, c]`` back through the whole model; whether that reads the tape first, or last."""
     ledger = Ledger(x.shape[0], directions.shape[1], x.shape[1], config, like=x, keep_sites=sites)
+    encoder = tape.encoder
+    ledger.first = 0 if encoder is None else encoder.tokens
     g, rows = _pull_head(tape, directions, config, ledger)
     for layer, reach in tape.backwards(keep=not last):
+        if encoder is not None and layer.index == encoder.layers - 1:
+            ledger.credit((g * x[:, encoder.tokens :][:, None, rows]).sum(-1), rows)
+            ledger.first, (g, rows) = 0, _pulled_to_memory(ledger)
         if first:
             conditioning.note(layer)
         g, rows = _pull_layer(layer, reach, g, rows, config, ledger)
     ledger.credit((g * x[:, None, rows]).sum(-1), rows)
     return ledger.total_scores().transpose(1, 2), ledger.bias_token, ledger.shares(), ledger.components
+
+
+def _pulled_to_memory(ledger: Ledger) -> tuple[Tensor, slice]:
+    """``dy/d(memory)`` ``[b, m, j, d]``, the sum over the decoder's layers, and its positions."""
+    g, ledger.memory = ledger.memory, None
+    if g is None:
+        raise ValueError("no layer of the decoder attends its encoder")
+    return g, slice(0, g.shape[2])
 
 
 def _side_by_side(found: list[_Pulled]) -> _Pulled:
@@ -214,7 +227,7 @@ def _pull_head(tape: Tape, g: Tensor, config: DecompXConfig, ledger: Ledger) -> 
         g = pull_head_step(step, f"head.{number}", g, config, ledger)
     first, end = head.positions[0], head.positions[-1] + 1
     if rows is None:
-        return _spread_means(g, head.reading.spans(n), first, end), slice(first, end)
+        return _spread_means(g, head.reading.spans(head.n), first, end), slice(first, end)
     if end - first == g.shape[2] == 1:
         return g, slice(first, end)
     spread = g.new_zeros(*g.shape[:2], end - first, g.shape[3])
@@ -252,7 +265,7 @@ def _pull_layer(
         if isinstance(op, StateMap):
             ledger.reach = reach
             g, rows, beside = pull_state_map(op, sublayer, g, rows, beside, config, ledger)
-        elif sublayer.reads_wide and beside is not None:
+        elif sublayer.reads_wide:
             ledger.reach = reach_after(sublayer, reach, config)
             g, beside = pull_wide_attention(sublayer, g, rows, beside, layer.input, config, ledger, rides=rides)
         else:
@@ -261,7 +274,7 @@ def _pull_layer(
 
 
 #: What the norms of each kind of sublayer are called as places of biases.
-NORMS_OF = {"attention": "ln1", "ffn": "ln2", "convolution": "convolution.norm"}
+NORMS_OF = {"attention": "ln1", "cross_attention": "cross_ln", "ffn": "ln2", "convolution": "convolution.norm"}
 
 
 def _pull_sublayer(
@@ -295,8 +308,11 @@ def _pull_sublayer(
     # Attention first: it reads all positions that the others add to, and more.
     for op in sorted(active_ops(sublayer, config), key=lambda op: op.kind == FeedForward.kind):
         if isinstance(op, Attention):
-            ledger.reach = None if reach is None else reach.through(op.pattern)
+            ledger.reach = None if reach is None else reach.after(op)
             part, columns = pull_attention(op, branch, rows, ledger, value_bias_rides=value_bias_rides)
+            if op.memory is not None:
+                ledger.add_memory(part, op.memory)
+                continue
             if x is not None:
                 ledger.carry("attention", part, normed[:, columns], columns)
             u, u_rows = (part, columns) if u is None else _both(u, u_rows, part, columns)

@@ -30,9 +30,12 @@ class Tape:
         self._reaches: list[Reach | None] = []
         shelf = Shelf(KEEP_BYTES)
         output = linearization.embedding
-        reach: Reach | None = Reach.own(output.shape[1], output.device)
+        reach: Reach | None = Reach.at_start(linearization)
+        self.encoder = encoder = linearization.encoder
         layers = linearization.take_layers() if isinstance(linearization, HoldsLayers) else linearization.layers()
         for layer in layers:
+            if encoder is not None and layer.index == encoder.layers:
+                reach = Reach.at_start(linearization, layer.index)
             self._reaches.append(reach)
             for sublayer in layer.sublayers:
                 reach = reach_after(sublayer, reach, config)
@@ -66,7 +69,11 @@ class Tape:
 
     def _state(self, index: int) -> Tensor:
         """The input of a layer; from the checkpoint before it, if it was not kept."""
-        for before in range(index - index % self._every, index):
+        encoder, first = self.encoder, index - index % self._every
+        if encoder is not None and first < encoder.layers <= index:  # where the decoder begins, another state does
+            first = encoder.layers
+            self._states[first] = self._linearization.embedding[:, encoder.part(first)]
+        for before in range(first, index):
             if before + 1 not in self._states:
                 self._states[before + 1] = self._linearization.layer(before, self._states[before]).output
         return self._states[index]

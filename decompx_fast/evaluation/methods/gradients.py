@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...linearize.linearization import only_device, unwrap
+from ...linearize.architectures import unwrap
+from ...linearize.linearization import only_device
 from ...optional import import_optional
 from ..method import Problem, method
 from .logits import TOKENS_PER_FORWARD, Forward, class_logit, evaluation_mode, on_device, word_embeddings

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import InputError, UnsupportedModelError
-from ...linearize.linearization import TOLERANCE, only_device, unwrap
+from ...linearize.architectures import unwrap
+from ...linearize.linearization import TOLERANCE, only_device
 from ...linearize.model_run import undisturbed
-from ...request.encoding import Encoded
+from ...request.encoded import Encoded
 
 #: A forward pass may hold this many tokens: enough to keep a CPU busy, few enough that its graph fits in memory.
 TOKENS_PER_FORWARD = 2048

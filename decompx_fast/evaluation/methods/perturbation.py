@@ -18,7 +18,7 @@ from torch import Tensor
 from ...errors import InputError
 from ...linearize.linearization import only_device
 from ...optional import import_optional
-from ...request.encoding import Encoded
+from ...request.encoded import Encoded
 from ..method import Problem, method
 from .logits import TOKENS_PER_FORWARD, Forward, class_logit, evaluation_mode, on_device, repeated
 

@@ -13,6 +13,7 @@ from ..spec import ModelSpec
 from . import (
     albert,
     alibi,
+    bart,
     bert,
     bigbird,
     deberta,
@@ -29,8 +30,13 @@ from . import (
     pictures,
     prenorm,
     rotary,
+    sounds,
+    t5,
     xlm,
 )
+
+#: Models with a decoder that attends an encoder, and encoders of such.
+ENCODER_DECODERS: dict[str, Callable[[Any], ModelSpec]] = {**bart.FAMILIES, **t5.FAMILIES}
 
 #: What describes a model, by the name of its class in transformers.
 FAMILIES: dict[str, Callable[[Any], ModelSpec]] = {
@@ -52,5 +58,7 @@ FAMILIES: dict[str, Callable[[Any], ModelSpec]] = {
     **pictures.FAMILIES,
     **prenorm.FAMILIES,
     **rotary.FAMILIES,
+    **sounds.FAMILIES,
     **xlm.FAMILIES,
+    **ENCODER_DECODERS,
 }

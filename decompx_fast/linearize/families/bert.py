@@ -10,7 +10,8 @@ from dataclasses import replace
 from functools import partial
 
 from ...errors import UnsupportedModelError
-from ..spec import AttentionSpec, FeedForwardSpec, HeadStepSpec, LayerSpec, ModelSpec, SublayerSpec, embedding_module
+from ..readers import embedding_module
+from ..spec import AttentionSpec, FeedForwardSpec, HeadStepSpec, LayerSpec, ModelSpec, SublayerSpec
 from .heads import (
     BARE,
     LM_HEAD,
@@ -148,7 +149,10 @@ def _heads(encoder: str, masked: HeadKind, *, next_sentence: bool = False) -> di
         "ForMultipleChoice": pooled(encoder, "classifier"),
         "Model": BARE,
     }
-    return heads | ({"ForNextSentencePrediction": pooled(encoder, "cls.seq_relationship")} if next_sentence else {})
+    if next_sentence:
+        follows = pooled(encoder, "cls.seq_relationship")
+        heads |= {"ForNextSentencePrediction": follows, "ForPreTraining": follows}
+    return heads
 
 
 _ELECTRA = {

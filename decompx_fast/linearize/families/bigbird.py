@@ -13,7 +13,7 @@ from torch import Tensor
 from ...activations import get_activation
 from ..spec import AttentionSpec, Context, HubSpec, LayerSpec, ModelSpec
 from .bert import bert_layer
-from .heads import BARE, PREDICTIONS, TOKENS, headed, in_turn
+from .heads import BARE, PREDICTIONS, TOKENS, HeadKind, headed, in_turn
 from .parts import Module, Parts, embedding_limits, model_spec
 
 
@@ -78,11 +78,17 @@ def bigbird(model: Module) -> ModelSpec:
     return replace(spec, head=(parts.step("classifier.dense", name), parts.step("classifier.out_proj")))
 
 
-_POOLER = ("bert.pooler", "bert.activation")
+def _pooled(path: str) -> HeadKind:
+    """The pooler with its activation, which are no module of their own, and one map."""
+    pooler = ("bert.pooler", "bert.activation")
+    return in_turn(pooler, (path,), calls=(*pooler, path), read=0)
+
+
 _HEADS = {
     "ForTokenClassification": TOKENS,
     "ForMaskedLM": PREDICTIONS,
-    "ForMultipleChoice": in_turn(_POOLER, ("classifier",), calls=(*_POOLER, "classifier"), read=0),
+    "ForMultipleChoice": _pooled("classifier"),
+    "ForPreTraining": _pooled("cls.seq_relationship"),
     "Model": BARE,
 }
 

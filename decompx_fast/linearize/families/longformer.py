@@ -27,6 +27,8 @@ def longformer_layer(layer: Parts) -> LayerSpec:
     radius = layer["attention.self.one_sided_attn_window_size"]
     attend = layer.attention(ATTENTION, heads=layer["attention.self.num_heads"], window=radius + 1)
     query, key, value = (layer.affine(f"attention.self.{name}_global") for name in ("query", "key", "value"))
+    # The model asks this map of the global tokens alone, so that its module has not the outputs of all.
+    query = replace(query, module=None)
     attend = replace(attend, hubs=HubSpec(query, key, value, radius, 1, global_tokens))
     feed = layer.network("intermediate.dense", "output.dense", "intermediate.intermediate_act_fn")
     return (
@@ -40,7 +42,8 @@ def longformer_body(model: Module, encoder: str) -> ModelSpec:
     base = Parts(model, "", model.config.hidden_size).below(encoder)
     layers = [base.below(f"encoder.layer.{n}") for n in range(len(base["encoder.layer"]))]
     limits = embedding_limits(base.below("embeddings"))
-    return replace(model_spec(layers, longformer_layer, (), limits, in_float32=True), pads=True)
+    # It scales its queries in place, and pads to whole windows.
+    return replace(model_spec(layers, longformer_layer, (), limits, in_float32=True), pads=True, in_place=True)
 
 
 def _question(inputs: Mapping[str, Tensor], separator: int, *, choice: bool) -> dict[str, Tensor]:

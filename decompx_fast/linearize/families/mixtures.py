@@ -8,7 +8,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ..spec import Affine, FeedForwardSpec, OpSpec, RoutedSpec, stored
+from ..readers import stored
+from ..spec import Affine, FeedForwardSpec, OpSpec, RoutedSpec
 from .llama import ALL, LANGUAGE, LLAMA, MISTRAL, TOKENS, families, gated_network, halves_once
 from .parts import Parts
 

@@ -95,6 +95,7 @@ _HEADS = {
     "ForTokenClassification": TOKENS,
     "ForQuestionAnswering": SPANS,
     "ForNextSentencePrediction": _pooled("cls.seq_relationship"),
+    "ForPreTraining": _pooled("cls.seq_relationship"),
     "ForMultipleChoice": _pooled("classifier"),
     "Model": BARE,
 }

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import UnsupportedModelError
+from ..readers import affine, convolution, embedding_module, layer_norm, own_layer_norm, plain_norm, rms_norm
 from ..spec import (
     Affine,
     AttentionSpec,
@@ -23,13 +24,6 @@ from ..spec import (
     ModelSpec,
     NormSpec,
     Positions,
-    affine,
-    convolution,
-    embedding_module,
-    layer_norm,
-    own_layer_norm,
-    plain_norm,
-    rms_norm,
 )
 from ..terms import Pooled
 
@@ -211,15 +205,27 @@ def model_spec(
     Raises:
         UnsupportedModelError: if there are no layers.
     """
+    modules, specs, states = stacked(layers, describe_layer, final_norm)
+    return ModelSpec(modules, specs, head, read, limits, states, in_float32)
+
+
+def stacked(
+    layers: list[Parts],
+    describe_layer: Callable[[Parts], LayerSpec],
+    final_norm: tuple[nn.Module, NormSpec] | None = None,
+) -> tuple[tuple[nn.Module, ...], tuple[LayerSpec, ...], tuple[nn.Module, ...]]:
+    """The modules of layers, the layers as they are described, and the modules that give the states after them.
+
+    Args, Raises: as for :func:`model_spec`.
+    """
     if not layers:
         raise UnsupportedModelError("this model has no layers: there is nothing to decompose")
     modules, specs = tuple(layer.module for layer in layers), [describe_layer(layer) for layer in layers]
-    states = modules
-    if final_norm is not None:
-        *before, last = specs[-1]
-        specs[-1] = (*before, replace(last, post_norm=final_norm[1]))
-        states = (*modules[:-1], final_norm[0])
-    return ModelSpec(modules, tuple(specs), head, read, limits, states, in_float32)
+    if final_norm is None:
+        return modules, tuple(specs), modules
+    *before, last = specs[-1]
+    specs[-1] = (*before, replace(last, post_norm=final_norm[1]))
+    return modules, tuple(specs), (*modules[:-1], final_norm[0])
 
 
 def embedding_limits(

@@ -1,6 +1,7 @@
 """Vision Transformers that classify pictures: a picture is cut into patches, and each patch is a position.
 
-ViT, DeiT with one head and with two, DINOv2 with and without registers, BEiT, the vision towers of CLIP and SigLIP.
+ViT, ViT-MSN, I-JEPA, DeiT with one head and with two, DINOv2 with and without registers, BEiT, Data2Vec, the vision
+towers of CLIP, MetaCLIP 2 and SigLIP.
 """
 
 from __future__ import annotations
@@ -13,7 +14,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..spec import Affine, Context, HeadStepSpec, InputLimits, LayerSpec, ModelSpec, PictureLimits, SublayerSpec
+from ..spec import (
+    Affine,
+    AttentionSpec,
+    Context,
+    FeedForwardSpec,
+    HeadStepSpec,
+    InputLimits,
+    LayerSpec,
+    ModelSpec,
+    PictureLimits,
+    SublayerSpec,
+)
 from ..terms import Pooled
 from .parts import Module, Parts, Read, model_spec
 
@@ -30,6 +42,7 @@ def layer_of(
     attention: list[str] = ATTENTION,
     scales: tuple[Any, Any] = (None, None),
     positions: Callable[..., Any] | None = None,
+    causal: bool = False,
 ) -> LayerSpec:
     """Norm, attention, scale, add; norm, network, scale, add.
 
@@ -38,15 +51,22 @@ def layer_of(
         norms: paths.
         attention: paths of its maps.
         scales: ``[d]`` of the two branches; what is no tensor is no scale.
-        positions: as for :class:`..spec.AttentionSpec`.
+        positions, causal: as for :class:`..spec.AttentionSpec`.
     """
     module = layer[attention[0].split(".")[0]]
     heads = getattr(module, "num_attention_heads", None) or module.num_heads
-    attend = layer.attention(attention, heads=heads, size=module.head_dim, positions=positions)
+    attend = layer.attention(attention, heads=heads, size=module.head_dim, positions=positions, causal=causal)
     gated = hasattr(layer["mlp"], "gate_proj")
     feed = (
         layer.network("mlp.up_proj", "mlp.down_proj", "mlp.act_fn", "mlp.gate_proj") if gated else layer.network(*PLAIN)
     )
+    return scaled_layer(layer, norms, attend, feed, scales)
+
+
+def scaled_layer(
+    layer: Parts, norms: tuple[str, str], attend: AttentionSpec, feed: FeedForwardSpec, scales: tuple[Any, Any]
+) -> LayerSpec:
+    """The same of an attention and a network that were read already."""
     first, second = (scale.detach() if isinstance(scale, Tensor) else None for scale in scales)
     return (
         SublayerSpec((replace(attend, out=replace(attend.out, gain=first)),), pre_norm=layer.norm(norms[0])),
@@ -133,10 +153,17 @@ clip_layer = partial(
 )
 
 
-def vit(model: Module, base: str = "vit") -> ModelSpec:
-    """``ViTForImageClassification``: a classifier on the position of the class."""
-    picture = pictures_of(getattr(model, base).embeddings.patch_embeddings, (CLASS,))
-    return picture_model(model, base, "layers", vit_layer, classifier, picture, width=model.config.hidden_size)
+def vit(model: Module) -> ModelSpec:
+    """``ViTForImageClassification`` and ``ViTMSNForImageClassification``: a classifier on the position of the class."""
+    picture = pictures_of(model.vit.embeddings.patch_embeddings, (CLASS,))
+    return picture_model(model, "vit", "layers", vit_layer, classifier, picture, width=model.config.hidden_size)
+
+
+def ijepa(model: Module) -> ModelSpec:
+    """``IJepaForImageClassification``: a classifier on the mean of the patches, which are all that there is."""
+    picture = pictures_of(model.ijepa.embeddings.patch_embeddings, ())
+    width = model.config.hidden_size
+    return picture_model(model, "ijepa", "layers", vit_layer, classifier, picture, width=width, read="mean")
 
 
 def deit(model: Module) -> ModelSpec:
@@ -202,27 +229,50 @@ def beit_positions(
 
 
 def beit(model: Module) -> ModelSpec:
-    """``BeitForImageClassification``: a norm and a classifier on the mean of the patches, or on the class."""
-    config, embeddings = model.config, model.beit.embeddings
-    patches, shared = embeddings.patch_embeddings, model.beit.shared_position_bias
-    picture = pictures_of(patches, (CLASS,), fixed=embeddings.position_embeddings is not None)
+    """``BeitForImageClassification``."""
+    shared = model.beit.shared_position_bias
 
-    def layer(parts: Parts) -> LayerSpec:
+    def layer(parts: Parts, picture: PictureLimits) -> LayerSpec:
         tables = [table for table in (shared, parts["relative_position_bias"]) if table is not None]
         positions = partial(beit_positions, tables=tables, patch=picture.patch)
-        scales = parts["lambda_1"], parts["lambda_2"]
-        return vit_layer(parts, scales=scales, positions=positions)
+        return vit_layer(parts, scales=(parts["lambda_1"], parts["lambda_2"]), positions=positions)
+
+    return beit_model(model, "beit", "layers", layer)
+
+
+def data2vec(model: Module) -> ModelSpec:
+    """``Data2VecVisionForImageClassification``: BEiT by other names."""
+    shared = getattr(model.data2vec_vision.encoder, "relative_position_bias", None)
+
+    def layer(parts: Parts, picture: PictureLimits) -> LayerSpec:
+        own = parts["attention.attention"]
+        tables = [table for table in (shared, getattr(own, "relative_position_bias", None)) if table is not None]
+        positions = partial(beit_positions, tables=tables, patch=picture.patch)
+        paths = [f"attention.{name}" for name in ("attention.query", "attention.key", "attention.value")]
+        attend = parts.attention([*paths, "attention.output.dense"], heads=own.num_attention_heads, positions=positions)
+        feed = parts.network("intermediate.dense", "output.dense", "intermediate.intermediate_act_fn")
+        norms = "layernorm_before", "layernorm_after"
+        return scaled_layer(parts, norms, attend, feed, (parts["lambda_1"], parts["lambda_2"]))
+
+    return beit_model(model, "data2vec_vision", "encoder.layer", layer)
+
+
+def beit_model(model: Module, base: str, layers: str, layer: Callable[..., LayerSpec]) -> ModelSpec:
+    """A norm and a classifier on the mean of the patches, or a classifier on the class; ``layer`` reads one of the
+    ``layers`` of ``base``."""
+    config, embeddings = model.config, getattr(model, base).embeddings
+    picture = pictures_of(embeddings.patch_embeddings, (CLASS,), fixed=embeddings.position_embeddings is not None)
 
     def head(parts: Parts) -> tuple[HeadStepSpec, ...]:
-        norm = (HeadStepSpec(norm=parts.norm("beit.pooler.layernorm")),) if config.use_mean_pooling else ()
+        norm = (HeadStepSpec(norm=parts.norm(f"{base}.pooler.layernorm")),) if config.use_mean_pooling else ()
         return (*norm, parts.step("classifier"))
 
     mean = config.use_mean_pooling
     return picture_model(
         model,
-        "beit",
-        "layers",
-        layer,
+        base,
+        layers,
+        partial(layer, picture=picture),
         head,
         picture,
         width=config.hidden_size,
@@ -233,7 +283,8 @@ def beit(model: Module) -> ModelSpec:
 
 
 def clip(model: Module) -> ModelSpec:
-    """``CLIPForImageClassification``: a classifier on the mean of the patches, without a norm before it."""
+    """``CLIPForImageClassification`` and MetaCLIP 2's: a classifier on the mean of the patches, without a norm before
+    it."""
     picture = pictures_of(model.vision_model.embeddings, (CLASS,))
     return picture_model(
         model,
@@ -267,10 +318,14 @@ def siglip(model: Module) -> ModelSpec:
 FAMILIES: dict[str, Callable[[Any], ModelSpec]] = {
     "BeitForImageClassification": beit,
     "CLIPForImageClassification": clip,
+    "Data2VecVisionForImageClassification": data2vec,
     "DeiTForImageClassification": deit,
     "DeiTForImageClassificationWithTeacher": deit_with_teacher,
     "Dinov2ForImageClassification": dinov2,
     "Dinov2WithRegistersForImageClassification": partial(dinov2, base="dinov2_with_registers"),
+    "IJepaForImageClassification": ijepa,
+    "MetaClip2ForImageClassification": clip,
     "SiglipForImageClassification": siglip,
     "ViTForImageClassification": vit,
+    "ViTMSNForImageClassification": vit,
 }

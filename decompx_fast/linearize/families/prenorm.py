@@ -107,6 +107,7 @@ _MEGATRON = {
     "ForMaskedLM": PREDICTIONS,
     "ForMultipleChoice": pooled("bert", "classifier"),
     "ForNextSentencePrediction": pooled("bert", "cls.seq_relationship"),
+    "ForPreTraining": pooled("bert", "cls.seq_relationship"),
     "Model": BARE,
 }
 _ESM = {"ForTokenClassification": TOKENS, "ForMaskedLM": module("lm_head", _esm_predictions), "Model": BARE}

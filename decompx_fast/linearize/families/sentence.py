@@ -10,7 +10,8 @@ from typing import Literal
 from torch import Tensor
 
 from ...errors import UnsupportedModelError
-from ..spec import HeadStepSpec, ModelSpec, affine, layer_norm
+from ..readers import affine, layer_norm
+from ..spec import HeadStepSpec, ModelSpec
 from . import FAMILIES
 from .parts import Module, activation_name
 
@@ -21,7 +22,7 @@ READ: dict[str, int | Literal["mean"]] = {"mean": "mean", "cls": 0, "lasttoken":
 BARE_MODELS: dict[str, Callable[[Module], ModelSpec]] = {
     name: family
     for name, family in FAMILIES.items()
-    if name.endswith("Model") and not name.endswith(("LMHeadModel", "DoubleHeadsModel"))
+    if name.endswith("Model") and not name.endswith(("LMHeadModel", "DoubleHeadsModel", "MTModel"))
 }
 
 

@@ -23,6 +23,9 @@ ALIASES = {
     "masked-lm": "fill-mask",
     "causal-lm": "text-generation",
     "generate": "text-generation",
+    "seq2seq-lm": "text2text-generation",
+    "summarization": "text2text-generation",
+    "translation": "text2text-generation",
     "sentence-order-prediction": "next-sentence-prediction",
 }
 
@@ -33,6 +36,7 @@ NAMED_OUTPUTS: dict[str, tuple[str, ...]] = {
     "question-answering": OUTPUTS,
     "fill-mask": (),
     "text-generation": (),
+    "text2text-generation": (),
 }
 
 #: What each argument is for, for messages.
@@ -40,6 +44,8 @@ _FOR = {
     "at": "models that answer at positions",
     "top_k": "models that choose among labels or tokens at positions",
     "max_answer_tokens": "question answering",
+    "max_seq_len": "question answering",
+    "doc_stride": "question answering",
     "ignore_labels": "token classification",
     "continuation": "language models",
     "generate": "language models",
@@ -81,6 +87,6 @@ def position_task(name: str, *, labels: tuple[str, ...], tokenizer: Any) -> Task
         return QuestionAnswering(getattr(tokenizer, "cls_token_id", None))
     if name == "fill-mask":
         return FillMask(tokenizer, getattr(tokenizer, "mask_token_id", None))
-    if name == "text-generation":
+    if name in ("text-generation", "text2text-generation"):
         return TextGeneration(tokenizer)
     return None

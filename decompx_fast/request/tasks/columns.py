@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ...errors import InputError, shown
 from ...result.readings import Answer, Entity, Prediction
-from ..encoding import Encoded
+from ..encoded import Encoded
 from ..targets import _number
 
 
@@ -72,6 +72,7 @@ class Question:
         continuation, generate, seed: what follows a prompt, or how it is made; see :mod:`decompx_fast.continuing`.
         contrast: ``"mean"``: less the mean of all outputs.
         answer: whether each token of an output is a column, all of it in one, or both.
+        max_seq_len, doc_stride: of the windows of a long context: tokens of each, and tokens that two neighbours share.
     """
 
     targets: Any = None
@@ -84,6 +85,8 @@ class Question:
     seed: int | None = None
     contrast: str | None = None
     answer: str | None = None
+    max_seq_len: int | None = None
+    doc_stride: int | None = None
 
 
 class Best(NamedTuple):

@@ -8,7 +8,7 @@ from typing import Any
 
 from ...errors import InputError
 from ...result.readings import Prediction
-from ..encoding import Encoded
+from ..encoded import Encoded
 from .columns import Asked, Column, Direction, Outputs, Question, check_count, directions, with_own_names
 from .places import name_of_token, resolve_places
 from .vocabulary import Vocabulary

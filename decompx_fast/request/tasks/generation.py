@@ -10,7 +10,7 @@ from typing import Any
 
 from ...errors import InputError, OptionError, shown
 from ...result.readings import Prediction
-from ..encoding import Encoded
+from ..encoded import Encoded
 from .columns import Asked, Column, Direction, Outputs, Question, Term, check_count, directions, with_own_names
 from .vocabulary import Vocabulary
 

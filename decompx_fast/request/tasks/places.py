@@ -10,7 +10,7 @@ from typing import Any
 from ...errors import InputError, shown
 from ...result.tokens import readable_tokens
 from ...result.words import NO_PLACES, Span, TokenGroup
-from ..encoding import Encoded
+from ..encoded import Encoded
 from ..sources import word_groups
 from .columns import index_of
 

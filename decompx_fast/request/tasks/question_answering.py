@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...errors import InputError, shown
 from ...result.readings import Answer
-from ..encoding import Encoded
+from ..encoded import Encoded
 from ..sources import word_groups
 from .columns import (
     Asked,
@@ -41,19 +41,25 @@ class QuestionAnswering:
         cls_id: the id of the token that says that there is no answer; ``None`` for none.
     """
 
-    takes: tuple[str, ...] = ("targets", "at", "max_answer_tokens")
+    takes: tuple[str, ...] = ("targets", "at", "max_answer_tokens", "max_seq_len", "doc_stride")
 
     def __init__(self, cls_id: int | None = None) -> None:
         self.cls_id = cls_id
 
     def notice(self, question: Question) -> str | None:
-        """Nothing."""
-        return None
+        """An overlap of windows that an answer may be longer than."""
+        limit, overlap = answer_limit(question), index_of(question.doc_stride)
+        if overlap is None or not 0 <= overlap < limit - 1:
+            return None
+        return (
+            f"doc_stride={overlap}, and an answer may have {limit} tokens (max_answer_tokens): one that lies across "
+            f"two windows may be whole in neither; use doc_stride={limit - 1} or more"
+        )
 
     def reads(self, encoded: Encoded, question: Question) -> Sequence[int]:
         """All: the context is searched."""
-        _limit(question)
-        _context(encoded)
+        answer_limit(question)
+        context_of(encoded)
         return range(len(encoded))
 
     def keeps(self, question: Question) -> int | None:
@@ -70,19 +76,21 @@ class QuestionAnswering:
         Raises:
             InputError: if there is no context, or for a place that is none.
         """
-        limit = _limit(question)
+        limit = answer_limit(question)
         values = outputs.rows(range(len(encoded)))
         if values.shape[1] != len(OUTPUTS):
             raise InputError(
                 f"the model gives {values.shape[1]} numbers for each token, where an answer has a start and an end: it "
                 "cannot be asked for answers"
             )
-        context = _context(encoded)
+        context = context_of(encoded)
         best = self._best(encoded, values, context, limit)
         if question.at is None and question.targets is None:
             return Asked(_columns(_PlaceNames(encoded), *best.tokens), answer=best)
         if question.at is None:
             places: list[tuple[int, ...]] = [(token,) for token in dict.fromkeys(best.tokens)]
+        elif encoded.window is not None and encoded.window.places is not None:
+            places = list(encoded.window.places)
         else:
             places = [place.tokens for place in resolve_places(question.at, encoded)]
         columns: list[Column] = []
@@ -102,6 +110,8 @@ class QuestionAnswering:
         start, length = divmod(int(pairs.argmax()), limit)
         best = float(pairs[start, length])
         nothing = None if cls is None else float(probabilities[0].prod())
+        if encoded.window is not None and encoded.window.no_answer_score is not None:
+            nothing = encoded.window.no_answer_score
         return _answer(encoded, context[start], context[start + length], best, nothing)
 
     def _no_answer(self, encoded: Encoded) -> int | None:
@@ -112,15 +122,19 @@ class QuestionAnswering:
         return ids.index(self.cls_id)
 
 
-def _limit(question: Question) -> int:
+def answer_limit(question: Question) -> int:
     """Of an answer, in tokens."""
     limit = MAX_ANSWER_TOKENS if question.max_answer_tokens is None else question.max_answer_tokens
     check_count("max_answer_tokens", limit)
     return limit
 
 
-def _context(encoded: Encoded) -> list[int]:
-    """The tokens that an answer may be of: those of the second text."""
+def context_of(encoded: Encoded) -> list[int]:
+    """The tokens that an answer may be of: those of the second text.
+
+    Raises:
+        InputError: if there is no second text, or nothing of it.
+    """
     if len(encoded.texts) == 2 and any(encoded.spans):
         known = [n for n, span in enumerate(encoded.spans) if span and span[0] == 1 and not encoded.special[n]]
     elif len(encoded.texts) == 1:

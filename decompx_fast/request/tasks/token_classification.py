@@ -10,7 +10,7 @@ from typing import Any
 from ...errors import InputError, shown
 from ...result.readings import Entity, Prediction
 from ...result.words import TokenGroup
-from ..encoding import Encoded
+from ..encoded import Encoded
 from .columns import (
     Asked,
     Column,

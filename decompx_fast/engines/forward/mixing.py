@@ -1,0 +1,78 @@
+"""What all mixings of one explanation have in common, and attention weights in the blocks that they take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ...bias_rules import VECTOR_RULES
+from ...linearize.layer import AttentionPattern
+from ...ops import with_padded_rows
+from ..blocks import Workspace, blocks
+from .sharing import ShareCollector
+
+AlphaBlock = tuple[slice, slice, Tensor]
+
+
+@dataclass(frozen=True)
+class Mixing:
+    """What every mixing of one explanation has in common.
+
+    Attributes:
+        rule, variant: of the configuration.
+        backend: of the ops.
+        n_sources: how many sources are mixed at once.
+        n_rows: how many target positions have their attention weights in memory at once.
+        workspace: for two blocks of vectors.
+        member: ``[b, j]``, the source that each token belongs to.
+        grouped: whether sources are other than the tokens themselves.
+    """
+
+    rule: str
+    variant: str
+    backend: str
+    n_sources: int
+    n_rows: int
+    workspace: Workspace
+    member: Tensor
+    grouped: bool
+
+    @property
+    def precision(self) -> str:
+        """Float32 products in Triton follow the user's setting for matrix products."""
+        return "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+
+    def collector(self, bias: Tensor | None, z: Tensor) -> ShareCollector | None:
+        """Where the rule looks at the vectors of the attention itself, what collects it; ``z`` is ``[b, i, k, d]``."""
+        looks = self.rule in VECTOR_RULES and self.variant == "paper"
+        return ShareCollector(bias, self.rule, z, self.backend) if looks and bias is not None else None
+
+    def alpha(self, pattern: AttentionPattern, dtype: torch.dtype) -> Iterable[AlphaBlock]:
+        """The attention weights in blocks of rows, ``(rows, columns, [b, h, i, j])``; kept if there is one block."""
+        n = pattern.query.shape[2]
+        on_gpu = self.backend == "auto" and pattern.query.is_cuda
+        pad = on_gpu or self.backend in ("triton", "cuda")  # for their kernels, which load runs of numbers
+        found = _AlphaBlocks(pattern, n, min(self.n_rows, n), dtype, pad)
+        return list(found) if self.n_rows >= n else found
+
+
+@dataclass(frozen=True)
+class _AlphaBlocks:
+    """Blocks of attention weights, computed anew each time they are iterated."""
+
+    pattern: AttentionPattern
+    n: int
+    n_rows: int
+    dtype: torch.dtype
+    pad: bool
+
+    def __iter__(self) -> Iterator[AlphaBlock]:
+        for run in self.pattern.live_rows(slice(0, self.n)):
+            for block in blocks(run.stop - run.start, self.n_rows):
+                rows = slice(run.start + block.start, run.start + block.stop)
+                columns = self.pattern.columns(rows)
+                alpha = self.pattern.weights(rows, columns)
+                yield rows, columns, with_padded_rows(alpha, self.dtype) if self.pad else alpha.to(self.dtype)

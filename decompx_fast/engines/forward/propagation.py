@@ -1,0 +1,366 @@
+"""The decomposed state on its way through the layers: what the forward engine moves on in place.
+
+A layer is taken segment by segment (:mod:`.segments`): an attention, and what is position-wise after it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ...config import DecompXConfig
+from ...linearize.layer import Attention, Convolution, Linearization, LinearizedLayer, Norm, Sublayer
+from ...ops.shares import safe_norm
+from ..accuracy import Conditioning, model_dtype_of
+from ..attribution import Attribution
+from ..bias import Rule
+from ..blocks import Workspace, blocks, wide
+from ..dtype_range import check_layer, finite_state
+from ..head import through_head
+from ..reach import Reach, equal_shares, equal_shares_at_head, reach_after, reach_of_convolution
+from ..shape import form_refusal
+from ..terms import Terms, close, head_for
+from .attention import attend_, attend_row
+from .convolution import Convolved, finish_convolution_
+from .direct import at_rows, finish_sublayer_
+from .first import attend_first
+from .mixing import Mixing
+from .narrow import apply_narrow, has_narrow
+from .operator import finish_by_operator_
+from .plan import Plan
+from .segments import attention_of, keeps_branch, rows_are_cheaper, segments
+from .sharing import PendingBias, Sharing
+
+
+@dataclass(frozen=True)
+class Step:
+    """A sublayer, and how biases reach the sources before an attention in it, and after; for a convolution also what
+    it gives each position."""
+
+    sublayer: Sublayer
+    before: Sharing
+    after: Sharing
+    convolved: Convolved | None = None
+
+
+@dataclass
+class Propagation:
+    """One explanation under way: the state, and what every layer needs to move it on.
+
+    Attributes:
+        x: ``[b, i, k, d]``, the state; the last layer leaves of it the position that is read, and those asked for.
+        memory: ``[b, j, k, d]``, of an encoder-decoder the encoder's last state, once it is there.
+        held: the positions of the state that are left; ``None``: all.
+    """
+
+    linearization: Linearization
+    config: DecompXConfig
+    plan: Plan
+    workspace: Workspace
+    mixing: Mixing
+    sharing: Sharing
+    dtype: torch.dtype
+    positions: tuple[int, ...] = ()
+    terms: Terms | None = None
+
+    def __post_init__(self) -> None:
+        self.member = self.mixing.member  # [b, i], of all tokens
+        self.memory: Tensor | None = None
+        self.held: tuple[int, ...] | None = None
+        self.stages: dict[str, Tensor] = {}
+        self.conditioning = Conditioning(self.dtype, self.config.bias, model_dtype_of(self.linearization))
+        self._begin(0)
+        self.keeps_rows = not {"encoder", "aggregated"}.isdisjoint(self.config.stages)
+
+    def _begin(self, layer: int) -> None:
+        """A new state, of the tokens that the layers from this one on work on; not yet filled."""
+        encoder = self.linearization.encoder
+        self.own = slice(None) if encoder is None else encoder.part(layer)
+        self.embedding = self.linearization.embedding[:, self.own].to(self.dtype)
+        self.mixing = dataclasses.replace(self.mixing, member=self.member[:, self.own])
+        self.reach: Reach | None = Reach.at_start(self.linearization, layer)
+        b, n, d = self.embedding.shape
+        self.x = self.embedding.new_empty(b, n, self.plan.costs.k, d)
+
+    def apply(self, layer: LinearizedLayer) -> None:
+        """Move the state through one layer."""
+        encoder = self.linearization.encoder
+        if encoder is not None and layer.index == encoder.layers:
+            self.memory = self.x
+            self._begin(layer.index)
+            self._put_embedding()
+        check_layer(layer, self.dtype)
+        self.conditioning.note(layer, self.x if layer.index else self.embedding.unsqueeze(2))
+        last = layer.index == self.linearization.num_layers - 1
+        if last:
+            self.head = head_for(self.linearization, layer.output, self.terms)
+            self.output = layer.output
+        by_operator = self.plan.path == "operator" and form_refusal(layer.sublayers) is None
+        parts = [] if has_narrow(layer) else segments(layer.sublayers)
+        if not parts:
+            only = (*self.head.positions, *self.positions) if last and not self.keeps_rows else None
+            apply_narrow(self, layer, first=layer.index == 0, positions=only)
+        for number, sublayers in enumerate(parts):
+            part = [self._step(sublayer) for sublayer in sublayers]
+            first = layer.index == 0 and number == 0
+            ride = layer.index == 0 and self.config.variant == "released"
+            if last and number == len(parts) - 1 and not self.keeps_rows and self._rows_are_cheaper(part):
+                self._segment_at_rows(part, (*self.head.positions, *self.positions), first=first, ride=ride)
+            else:
+                self._segment(part, first=first, ride=ride, by_operator=by_operator)
+        finite_state(self.x, layer.index)
+        if last and self.positions:
+            rows = slice(len(self.head.positions), None) if self.held is not None else list(self.positions)
+            self.stages["rows"] = self._as_stage(self.x[:, rows])
+        self._keep("encoder", layer.index, self.x)
+        self._keep("aggregated", layer.index, self.x)
+
+    def _step(self, sublayer: Sublayer) -> Step:
+        """The sublayer as the next one to be gone through."""
+        before = self._sharing_among(self.reach)
+        self.reach = reach_after(sublayer, self.reach, self.config)
+        step, op = Step(sublayer, before, self._sharing_among(self.reach)), sublayer.ops[0]
+        if not isinstance(op, Convolution):
+            return step
+        sharing = self._sharing_among(reach_of_convolution(op))
+        return dataclasses.replace(step, convolved=Convolved.of(op, self.mixing.member, sharing, self.dtype))
+
+    def _sharing_among(self, reach: Reach | None) -> Sharing:
+        """How biases reach the sources that have come so far."""
+        if self.config.bias != "equal":
+            return self.sharing
+        n_sources = self.plan.costs.k - self.sharing.collects
+        shares = equal_shares(reach, self.member, n_sources, wide(self.dtype))  # [b, i, k]
+        return dataclasses.replace(self.sharing, known=shares.flatten(0, 1)[None])
+
+    def _segment(self, part: Sequence[Step], *, first: bool, ride: bool, by_operator: bool) -> None:
+        """An attention and everything position-wise after it, for all positions."""
+        pending, branch = None, None
+        has_attention = part[0].sublayer.has_attention
+        if has_attention and not first and not by_operator and self._joins(part[0].sublayer):
+            self._attend_and_norm(part[0], ride=ride)
+            part = part[1:]
+        elif has_attention:
+            pending, branch = self._attend(part[0], first=first, ride=ride)
+        elif first:
+            self._put_embedding()
+        if not part:
+            return
+        positions = self.x.shape[0] * self.x.shape[1]
+        if not by_operator:
+            for rows in blocks(positions, self.plan.blocks.direct_rows):
+                self._finish(part, self.x, branch, pending, rows, rows)
+            return
+        for rows in blocks(positions, self.plan.blocks.operator_rows):
+            if not self._finish_by_operator(part, pending, rows):
+                for few in blocks(rows.stop - rows.start, self.plan.blocks.direct_rows):
+                    these = slice(rows.start + few.start, rows.start + few.stop)
+                    self._finish(part, self.x, branch, pending, these, these)
+
+    def _rows_are_cheaper(self, part: Sequence[Step]) -> bool:
+        """Whether a last segment costs less row by row, mixed before it is projected, than for all positions."""
+        n, d = self.embedding.shape[1:]
+        wanted = len(self.head.positions) + len(self.positions)
+        if not part[0].sublayer.has_attention:
+            return wanted < n or n == 1
+        return rows_are_cheaper(wanted, n, d, attention_of(part[0].sublayer).heads)
+
+    def _segment_at_rows(self, part: Sequence[Step], positions: Sequence[int], *, first: bool, ride: bool) -> None:
+        """The same for some positions, which are all that remains of the state."""
+        if first:
+            self._put_embedding()
+        sublayer = part[0].sublayer
+        pre_norm = self._attended(sublayer)[1] if sublayer.has_attention else None
+        shares = self._norm_shares(pre_norm, part[0].before)
+        rows = [self._row_after(part, position, pre_norm, shares, ride=ride) for position in positions]
+        self.x = rows[0] if len(rows) == 1 else torch.cat(rows, dim=1)
+        self.held = tuple(positions)
+
+    def _row_after(
+        self, part: Sequence[Step], position: int, pre_norm: Norm | None, shares: Tensor | None, *, ride: bool
+    ) -> Tensor:
+        """One position after a segment, ``[b, 1, k, d]``; the state stays as it is."""
+        b, n = self.x.shape[:2]
+        pending, branch = None, None
+        if part[0].sublayer.has_attention:
+            op = attention_of(part[0].sublayer)
+            read, _ = self._attended(part[0].sublayer)
+            branch, pending = attend_row(
+                read, position, op, self.mixing, pre_norm=pre_norm, pre_shares=shares, ride=ride
+            )
+        x = self.x[:, position : position + 1].clone()
+        for items in blocks(b, self.plan.blocks.direct_rows):
+            constants = slice(items.start * n + position, (items.stop - 1) * n + position + 1, n)
+            self._finish(part, x, branch, pending, items, constants)
+        return x
+
+    def _finish(
+        self,
+        part: Sequence[Step],
+        x: Tensor,
+        branch: Tensor | None,
+        pending: PendingBias | None,
+        rows: slice,
+        constants: slice,
+    ) -> None:
+        """Everything position-wise of a segment, at some rows of the state and their constants."""
+        x = x.flatten(0, 1)[None, rows]  # [1, p, k, d]
+        for step in part:
+            if step.convolved is not None:
+                sublayer, convolved = at_rows(step.sublayer, constants), step.convolved.at(constants)
+                finish_convolution_(x, sublayer, convolved, self.config, step.after.at(constants), self.workspace)
+                continue
+            finish_sublayer_(
+                x,
+                at_rows(step.sublayer, constants),
+                self.config,
+                step.after.at(constants),
+                self.workspace,
+                before=step.before.at(constants),
+                pending=None if pending is None else pending.at(rows),
+                branch=None if branch is None else branch.flatten(0, 1)[None, rows],
+            )
+            pending, branch = None, None
+
+    def _finish_by_operator(self, part: Sequence[Step], pending: PendingBias | None, rows: slice) -> bool:
+        """The same as one matrix per position; False, and nothing done, where the direct path must decide."""
+        return finish_by_operator_(
+            self.x.flatten(0, 1)[None, rows],
+            [step.sublayer for step in part],
+            rows,
+            self.config,
+            part[0].after.at(rows),
+            self.workspace,
+            pending=None if pending is None else pending.at(rows),
+            precision=self.mixing.precision,
+        )
+
+    def _attend(self, step: Step, *, first: bool, ride: bool) -> tuple[PendingBias | None, Tensor | None]:
+        """Add what the attention gives to the state, or return it apart where that is normed or joined by others."""
+        sublayer = step.sublayer
+        op, (read, pre_norm) = attention_of(sublayer), self._attended(sublayer)
+        apart = keeps_branch(sublayer, self.config)
+        start = self._first_input(pre_norm, op) if first and not apart else None
+        if start is not None:
+            u, common = start
+            pending = attend_first(self.x, u, op, self.mixing, common=common, ride=ride)
+            self._add_embedding()
+            return pending, None
+        if first:
+            self._put_embedding()
+        shares = self._norm_shares(pre_norm, step.before)
+        branch = torch.zeros_like(self.x) if apart else None
+        out = self.x if branch is None else branch
+        pending = attend_(read, op, self.mixing, pre_norm=pre_norm, pre_shares=shares, ride=ride, out=out)
+        return pending, branch
+
+    def _attended(self, sublayer: Sublayer) -> tuple[Tensor, Norm | None]:
+        """What the attention of a sublayer reads, ``[b, j, k, d]``, and the norm before it: the state, or the memory as
+        it is, of whose norm nothing but queries is made then."""
+        if attention_of(sublayer).memory is None:
+            return self.x, sublayer.pre_norm if self.config.ln1 else None
+        assert self.memory is not None
+        return self.memory, None
+
+    def _joins(self, sublayer: Sublayer) -> bool:
+        """Whether what the attention gives can be added to the state, its bias shared and the norm taken in one go: all
+        of it is there at once, and nothing else stands beside it or comes between."""
+        op, whole = attention_of(sublayer), self.plan.blocks.sources >= self.x.shape[2]
+        alone = len(sublayer.ops) == 1 and op.hubs is None and op.pattern.sink is None
+        return whole and alone and not keeps_branch(sublayer, self.config)
+
+    def _attend_and_norm(self, step: Step, *, ride: bool) -> None:
+        """All of a sublayer that is an attention and perhaps norms before it and after the residual."""
+        sublayer = step.sublayer
+        after_residual = self.config.variant == "released"
+
+        def join(z: Tensor, bias: Tensor | None) -> None:
+            x, z = self.x.flatten(0, 1)[None], z.flatten(0, 1)[None]  # [1, p, k, d]
+            for rows in blocks(x.shape[1], self.plan.blocks.direct_rows):
+                norm = at_rows(sublayer, rows).post_norm if self.config.ln1 else None
+                step.after.at(rows).add_norm_(x[:, rows], z[:, rows], bias, norm, after_residual=after_residual)
+
+        read, pre_norm = self._attended(sublayer)
+        shares = self._norm_shares(pre_norm, step.before)
+        op = attention_of(sublayer)
+        attend_(read, op, self.mixing, pre_norm=pre_norm, pre_shares=shares, ride=ride, out=self.x, join=join)
+
+    def _first_input(self, norm: Norm | None, op: Attention) -> tuple[Tensor, Tensor | None] | None:
+        """What the first attention reads where each token's vector is its own source's alone, and what one source has
+        at every position beside it; ``None`` where a token has no vector, so that all sources share the bias, or where
+        what one source has is not passed on unchanged."""
+        if norm is None:
+            return self.embedding, None
+        u = norm.linear(self.linearization.embedding[:, self.own])
+        if norm.bias is None or self.config.bias == "none":
+            return u.to(self.dtype), None
+        if self.config.bias in ("cls", "bias_token"):
+            if op.pattern.sink is not None:
+                return None
+            return u.to(self.dtype), norm.bias.to(self.dtype)
+        empty = self.config.bias != "equal" and bool((u == 0).all(-1).any())
+        return None if empty else ((u + norm.bias).to(self.dtype), None)
+
+    def _put_embedding(self) -> None:
+        """``X[i,k] = x[i]`` where token ``i`` belongs to source ``k``, else 0."""
+        self.x.zero_()
+        self._add_embedding()
+
+    def _add_embedding(self) -> None:
+        b, n = self.x.shape[:2]
+        items = torch.arange(b, device=self.x.device)[:, None]
+        tokens = torch.arange(n, device=self.x.device)
+        self.x[items, tokens, self.mixing.member] += self.embedding
+
+    def _norm_shares(self, norm: Norm | None, sharing: Sharing) -> Tensor | None:
+        """How the bias of a norm before an attention is shared, ``[b, i, k]``; the state stays as it is."""
+        if norm is None or norm.bias is None or self.config.bias == "none":
+            return None
+        b, n, k, d = self.x.shape
+        if sharing.known is not None:
+            return sharing.known.view(b, n, k)
+        shares = self.x.new_empty(1, b * n, k, dtype=wide(self.dtype))
+        for rows in blocks(b * n, self.plan.blocks.direct_rows):
+            (u,) = self.workspace.take((1, rows.stop - rows.start, k, d))
+            u.copy_(self.x.flatten(0, 1)[None, rows])
+            std = norm.std.reshape(1, -1)[:, rows]
+            sharing.norm_(u, dataclasses.replace(norm, std=std, bias=None))
+            shares[:, rows] = sharing.shares(u.to(shares.dtype), norm.bias)
+        return shares.view(b, n, k)
+
+    def _keep(self, stage: str, layer: int, x: Tensor) -> None:
+        if stage in self.config.stages:
+            self.stages[f"{stage}.{layer}"] = self._as_stage(x)
+
+    def _as_stage(self, x: Tensor) -> Tensor:
+        norms = self.config.stage_output == "norm"
+        return safe_norm(x) if norms else x.clone()
+
+    def finish(self) -> Attribution:
+        """The scores at the rows that the head reads, in float32 at least."""
+        rows = self._read().to(wide(self.dtype))  # [b, r, k, d]
+        if not self.config.head:
+            true = self.output if self.held is None else self.output[:, list(self.held)]
+            gap = (self.x.sum(2, dtype=rows.dtype) - true).abs().amax((1, 2)).double()
+            return Attribution(self.head.reading.pick_rows(safe_norm(rows).transpose(1, 2)), None, gap, self.stages)
+        scores, bias_token = through_head(rows, self.head, self.config, self._rule_at_head, self._keep_pooled)
+        return close(scores, bias_token, self.linearization, self.terms, self.stages)
+
+    def _read(self) -> Tensor:
+        """What the head reads, ``[b, r, k, d]``."""
+        return self.head.read(self.x, self.held, wide(self.dtype))
+
+    def _rule_at_head(self, name: str) -> Rule:
+        """How a rule shares biases among the sources of what the head reads."""
+        if name != "equal":
+            return Rule(name)
+        n_sources, rows = self.plan.costs.k - self.sharing.collects, self.head.reading.rows
+        return Rule(name, equal_shares_at_head(self.reach, rows, self.member, n_sources, wide(self.dtype)))
+
+    def _keep_pooled(self, pooled: Tensor) -> None:
+        alone = self.terms is None or self.terms.positions is None
+        self._keep("pooler", self.linearization.num_layers - 1, pooled.squeeze(1) if alone else pooled)
