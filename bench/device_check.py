@@ -91,7 +91,8 @@ STEPS = (
 
 #: All steps together, the report left aside; the last ones get what is left of it.
 TOTAL_S = 465.0
-#: How long a process that was asked to stop may take to say what it did; of the step's budget, if that is longer.
+#: How long a process that was asked to stop may take to say what it did, within its step's budget; no step is begun
+#: with less time than that.
 GRACE_S = 4.0
 #: How long the tables may take.
 REPORT_S = 15.0
@@ -120,7 +121,7 @@ class Run:
         logs = [self.work / f"{step.name}{f'.{n}' if step.shards > 1 else ''}.log" for n in range(step.shards)]
         codes: list[int | str]
         try:
-            if budget_s <= 0:
+            if self.ends_at - start <= GRACE_S:
                 raise TimeoutError(f"the {TOTAL_S:g} s of all steps are over")
             codes = self._wait(budget_s, [self._start(step, n, log) for n, log in enumerate(logs)])
         except OSError as error:  # no time, or no such program
