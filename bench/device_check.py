@@ -27,6 +27,7 @@ import sys
 import tarfile
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -126,14 +127,15 @@ class Run:
             codes = self._wait(budget_s, [self._start(step, n, log) for n, log in enumerate(logs)])
         except OSError as error:  # no time, or no such program
             codes = [f"not started: {error}"]
-        text = "\n".join(log.read_text(encoding="utf-8", errors="replace") for log in logs if log.exists())
+        texts = [log.read_text(encoding="utf-8", errors="replace") for log in logs if log.exists()]
+        text = "\n".join(texts)
         self.summary.append(
             {
                 "name": step.name,
                 "exit": next((code for code in codes if code != 0), 0),
                 "seconds": round(time.monotonic() - start, 1),
                 "budget_s": round(max(budget_s, 0.0), 1),
-                "counts": counts(text),
+                "counts": counts(texts),
                 "failed": re.findall(r"^(?:FAILED|ERROR) (.*)", text, re.MULTILINE)[:40],
                 "benchmarks": len(self._rows(step.name)),
                 "end": text.splitlines()[-15:],
@@ -232,15 +234,16 @@ def signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> No
         pass  # all of it has ended
 
 
-def counts(text: str) -> dict[str, int]:
+def counts(texts: Sequence[str]) -> dict[str, int]:
     """What pytest counted, over all its processes; of one that was killed, by its lines."""
-    found: dict[str, int] = {}
-    for number, word in re.findall(r"(\d+) (passed|failed|skipped|errors?|deselected)\b", "\n".join(tails(text))):
-        found[word.rstrip("s") if word.startswith("error") else word] = found.get(word, 0) + int(number)
-    if not found:
-        for word in re.findall(r"^\S+::\S+.* (PASSED|FAILED|SKIPPED|ERROR)\b", text, re.MULTILINE):
-            found[word.lower()] = found.get(word.lower(), 0) + 1
-    return found
+    found: Counter[str] = Counter()
+    for text in texts:
+        for number, word in re.findall(r"(\d+) (passed|failed|skipped|error|deselected)", "\n".join(tails(text))):
+            found[word] += int(number)
+        if not tails(text):
+            words = re.findall(r"^\S+::\S+.* (PASSED|FAILED|SKIPPED|ERROR)\b", text, re.MULTILINE)
+            found.update(word.lower() for word in words)
+    return dict(found)
 
 
 def tails(text: str) -> list[str]:

@@ -118,6 +118,13 @@ def test_shards_run_every_test_once(run, tmp_path):
     assert sorted(passed) == [f"test_{n}" for n in range(7)]
 
 
+def test_what_a_killed_process_did_is_counted_beside_what_others_said():
+    whole = "a.py::test_a PASSED [ 50%]\n=== 1 passed, 2 errors, 3 deselected in 0.1s (0:00:01) ===\n"
+    killed = "a.py::test_b[x-1] PASSED [ 10%]\na.py::test_c FAILED [ 20%]\na.py::test_d "
+    assert device_check.counts([whole, killed]) == {"passed": 2, "error": 2, "deselected": 3, "failed": 1}
+    assert device_check.counts([]) == {}
+
+
 def test_only_named_steps_run_and_optional_ones_only_if_named(run, capsys):
     steps = (Step("one", script(""), 20), Step("two", script(""), 20, optional=True))
     assert list(run(*steps)[1]) == ["one"]
