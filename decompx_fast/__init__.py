@@ -5,8 +5,9 @@ The public names are loaded on first use: importing the package loads neither to
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from .lazily import lazily
 
 if TYPE_CHECKING:
     from .config import DecompXConfig
@@ -33,26 +34,17 @@ __all__ = [
     "read_json",
 ]
 
-_MODULE_OF = {
-    "DecompX": "explainer",
-    "DecompXConfig": "config",
-    "DecompXError": "errors",
-    "Explanation": "result.explanation",
-    "Failure": "result.failure",
-    "PairExplanation": "result.pair",
-    "UnsupportedModelError": "errors",
-    "Word": "request.tasks.places",
-    "read_json": "result.readback",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULE_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f".{_MODULE_OF[name]}", __name__), name)
-    globals()[name] = value  # the next access does not come here
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_MODULE_OF})
+__getattr__, __dir__ = lazily(
+    __name__,
+    {
+        "DecompX": "explainer",
+        "DecompXConfig": "config",
+        "DecompXError": "errors",
+        "Explanation": "result.explanation",
+        "Failure": "result.failure",
+        "PairExplanation": "result.pair",
+        "UnsupportedModelError": "errors",
+        "Word": "request.tasks.places",
+        "read_json": "result.readback",
+    },
+)

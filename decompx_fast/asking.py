@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -13,7 +14,7 @@ from .engines.terms import Terms
 from .errors import InputError
 from .request.encoded import Encoded
 from .request.tasks.columns import Asked, Best, Question, Task, Term
-from .result.failure import Failure
+from .result.failure import Failure, attempt
 
 
 class GivesOutputs(Protocol):
@@ -82,15 +83,11 @@ class Asker:
     def checked(self, inputs: Iterator[Encoded | Failure], *, skip: bool) -> Iterator[Encoded | Failure]:
         """The inputs of which this can be asked; with ``skip``, a failure in the place of each other."""
         for one in inputs:
-            found = one
-            if not isinstance(one, Failure):
-                try:
-                    self.reads([one])
-                except InputError as error:
-                    if not skip:
-                        raise
-                    found = Failure.of(one.number, error)
-            yield found
+            yield one if isinstance(one, Failure) else attempt(partial(self._checked, one), one.number, skip=skip)
+
+    def _checked(self, encoded: Encoded) -> Encoded:
+        self.reads([encoded])
+        return encoded
 
     def reads(self, batch: Sequence[Encoded]) -> list[list[int]]:
         """The positions of each input whose outputs are looked at, before the model runs.

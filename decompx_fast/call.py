@@ -41,14 +41,14 @@ OnError = Literal["raise", "skip"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Call:
-    """The keywords of :meth:`decompx_fast.DecompX.explain_iter`, which says what each is, with their defaults.
+class Call(Question):
+    """The keywords of :meth:`decompx_fast.DecompX.explain_iter`, which says what each is, with their defaults: what is
+    asked of each input, and how it is answered.
 
     Raises:
         OptionError: for what does not exist.
     """
 
-    targets: Any = None
     sources: Any = "token"
     truncate: bool = False
     on_error: OnError = "raise"
@@ -62,17 +62,6 @@ class Call:
     workspace_bytes: int | None = None
     positions: Sequence[int] = ()
     check: str = "standard"
-    at: Any = None
-    top_k: int | None = None
-    max_answer_tokens: int | None = None
-    ignore_labels: Sequence[str] | None = None
-    continuation: Any = None
-    generate: Any = None
-    seed: int | None = None
-    contrast: str | None = None
-    answer: str | None = None
-    max_seq_len: int | None = None
-    doc_stride: int | None = None
     is_split_into_words: bool = False
     read_ahead: int | None = None
 
@@ -87,11 +76,6 @@ class Call:
     def skip(self) -> bool:
         """Whether the call goes on after an input that cannot be explained."""
         return self.on_error == "skip"
-
-    @property
-    def question(self) -> Question:
-        """What is asked of a model that answers at positions."""
-        return Question(**{field.name: getattr(self, field.name) for field in dataclasses.fields(Question)})
 
     def start(
         self, explainer: ExplainedModel, config: DecompXConfig, texts: Any
@@ -118,12 +102,14 @@ class Call:
 
     def _asker(self, explainer: ExplainedModel, outputs: int) -> Asker | None:
         """What asks for columns at positions; ``None`` where the head answers once."""
-        question = self.question
         task = position_task(explainer.task, labels=explainer.labels, tokenizer=explainer.tokenizer)
-        check_question(question, () if task is None else task.takes, explainer.task)
-        if task is not None and (notice := task.notice(question)) is not None:
+        check_question(self, () if task is None else task.takes, explainer.task)
+        if task is None:
+            return None
+        task.check(self, outputs)
+        if (notice := task.notice(self)) is not None:
             warn_user(notice)
-        return None if task is None else Asker(task, question, outputs)
+        return Asker(task, self, outputs)
 
     def _job(self, explainer: ExplainedModel, config: DecompXConfig, spec: ModelSpec, asker: Asker | None) -> Job:
         """What is asked of every batch."""
@@ -177,7 +163,7 @@ class Call:
         if self.ids is not None:
             encoded = with_ids(encoded, [self.ids] if single else self.ids)
         if goes_on or explainer.task == WRITES_ANEW:
-            continuation = Continuation(explainer, self.question, limits.positions, spec.classes, single)
+            continuation = Continuation(explainer, self, limits.positions, spec.classes, single)
             encoded = continuation.follow(encoded, skip=self.skip)
         if windowed is not None:
             encoded = windowed.follow(encoded, skip=self.skip)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_type_hints
@@ -83,10 +84,9 @@ class DecompXConfig:
         if not isinstance(stages, (tuple, list)):
             raise OptionError(f"stages={stages!r} is not a list of stages: use some of {', '.join(map(repr, STAGES))}")
         object.__setattr__(self, "stages", tuple(stages))
-        hints = get_type_hints(type(self))
-        for field in dataclasses.fields(self):
-            if field.name != "stages":
-                _check_choice(field.name, getattr(self, field.name), _choices(hints[field.name]))
+        for name, allowed in _allowed(type(self)).items():
+            if name != "stages":
+                _check_choice(name, getattr(self, name), allowed)
         for stage in self.stages:
             _check_choice("stages", stage, STAGES)
         self._check_combinations()
@@ -128,7 +128,7 @@ class DecompXConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """The options as plain values that JSON can hold."""
-        return dataclasses.asdict(self) | {"stages": list(self.stages)}
+        return {**vars(self), "stages": list(self.stages)}
 
     def replace(self, **changes: Any) -> DecompXConfig:
         """A copy with some options changed.
@@ -152,6 +152,13 @@ class DecompXConfig:
                 hint = f"did you mean {near[0]!r}?" if near else f"options are {', '.join(known)}"
                 raise OptionError(f"unknown option {name!r}: {hint}")
         return cls(**options)
+
+
+@functools.cache
+def _allowed(config: type[DecompXConfig]) -> dict[str, tuple[Any, ...]]:
+    """The values of each option; to read them from the types takes as long as a few operations of a model."""
+    hints = get_type_hints(config)
+    return {field.name: _choices(hints[field.name]) for field in dataclasses.fields(config)}
 
 
 def _choices(hint: Any) -> tuple[Any, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from .errors import InputError, OptionError, shown
@@ -16,7 +17,7 @@ from .request.encoded import Encoded
 from .request.forms import is_ids, whole_numbers
 from .request.output import ids_of_text, with_output
 from .request.tasks.columns import Question
-from .result.failure import OF_AN_INPUT, Failure
+from .result.failure import Failure, attempt
 
 
 @dataclass(frozen=True)
@@ -66,15 +67,10 @@ class Continuation:
                 one = next(given, None)
                 if one is None:
                     raise InputError("continuation holds fewer outputs than there are prompts: give one for each")
-            found: Encoded | Failure = prompt
-            if not isinstance(prompt, Failure):
-                try:
-                    found = self._followed(prompt, one)
-                except OF_AN_INPUT as error:
-                    if not skip:
-                        raise
-                    found = Failure.of(prompt.number, error)
-            yield found
+            if isinstance(prompt, Failure):
+                yield prompt
+            else:
+                yield attempt(partial(self._followed, prompt, one), prompt.number, skip=skip)
         if given is not None and next(given, None) is not None:
             raise InputError("continuation holds more outputs than there are prompts: give one for each")
 

@@ -46,7 +46,10 @@ class OutputError(DecompXError, OSError):
 
 def shown(value: object) -> str:
     """How a message shows what it got: on one line, and not all of it."""
-    text = " ".join(repr(value).split())
+    try:
+        text = " ".join(repr(value).split())
+    except Exception:  # an object's own, or an integer of more digits than Python writes
+        text = f"a {type(value).__name__}"
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,7 @@ from .request.tasks.columns import Question, check_count, index_of
 from .request.tasks.places import resolve_places
 from .request.tasks.question_answering import answer_limit, context_of
 from .request.windows import Window, in_window, windows
-from .result.failure import OF_AN_INPUT, Failure
+from .result.failure import Failure, attempt
 from .result.readings import Answer
 
 if TYPE_CHECKING:
@@ -91,12 +92,7 @@ class LongContexts:
         for one in inputs:
             found = one
             if not isinstance(one, Failure) and self.size is not None and len(one) > self.size:
-                try:
-                    found = self._window(one, self.size)
-                except OF_AN_INPUT as error:
-                    if not skip:
-                        raise
-                    found = Failure.of(one.number, error)
+                found = attempt(partial(self._window, one, self.size), one.number, skip=skip)
             yield found
 
     def _window(self, encoded: Encoded, size: int) -> Encoded:

@@ -46,3 +46,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 def data_dir() -> Path:
     """The folder of golden files and sample data."""
     return Path(__file__).parent / "data"
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The folder of a small classifier and its tokenizer, for runs that load it themselves."""
+    import evaluation_samples
+
+    return evaluation_samples.save_classifier(tmp_path_factory.mktemp("model"))

@@ -32,9 +32,9 @@ def described(level: str, vendor: str, features: str) -> Described:
 PROCESSORS = {
     "plain": described("portable", "other", "sse2"),
     "zen3": described("avx2", "amd", "sse2 avx2 fma"),
-    "zen5": described("avx512", "amd", "sse2 avx2 fma avx512f avx512bw avx512dq avx512vl avx512bf16"),
+    "zen5": described("avx512_bf16", "amd", "sse2 avx2 fma avx512f avx512bw avx512dq avx512vl avx512bf16"),
     "skylake": described("avx512", "intel", "sse2 avx2 fma avx512f avx512bw avx512dq avx512vl"),
-    "granite": described("avx512", "intel", "sse2 avx2 fma avx512f avx512bf16 avx512fp16 amxbf16 amxint8 amxfp16"),
+    "granite": described("avx512_bf16", "intel", "sse2 avx2 fma avx512f avx512bf16 avx512fp16 amxbf16 amxint8 amxfp16"),
     "graviton": described("portable", "other", "fp asimd asimdhp bf16 sve"),
 }
 

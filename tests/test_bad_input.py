@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 
+import explainers
 import models
 import numpy as np
 import pytest
@@ -15,24 +16,21 @@ from transformers import BertForPreTraining, BertModel
 from decompx_fast import DecompX
 from decompx_fast.errors import InputError, OptionError, UnsupportedModelError
 
-LABELS = {0: "NEGATIVE", 1: "NEUTRAL", 2: "POSITIVE"}
-
 
 @pytest.fixture(scope="module")
 def bert() -> DecompX:
-    model = classifier(labels=3, vocab=models.WORD_PIECES, positions=20, id2label=LABELS, hidden_size=8)
-    return DecompX(model, models.word_piece(), engine="reference")
+    return explainers.bert()
 
 
 @pytest.fixture(scope="module")
 def roberta() -> DecompX:
-    return DecompX(classifier("roberta", vocab=320, positions=20), models.byte_pair(), engine="reference")
+    return explainers.roberta()
 
 
 @pytest.fixture(scope="module")
 def bare() -> DecompX:
     """Without a tokenizer, for ids and encodings; vocabulary of 200, 40 positions, 2 token types."""
-    return DecompX(classifier(labels=3, id2label=LABELS), engine="reference")
+    return explainers.bare(engine="reference")
 
 
 # Texts.
@@ -292,6 +290,9 @@ def test_a_model_that_is_not_loaded_or_spread_out():
         (range(2), ("targets holds range(0, 2)",)),
         ({}, ("a direction in targets is empty",)),
         ({"NEUTRAL": "1"}, ("weight of 'NEUTRAL'", "finite number, got '1'")),
+        ({"NEUTRAL": 10**400}, ("weight of 'NEUTRAL'", "finite number, got 1000000")),
+        ({"NEUTRAL": 10**5000}, ("weight of 'NEUTRAL'", "finite number, got a int")),
+        ({"NEUTRAL": 1e308, 1: 1e308}, ("weight of 1", "finite number, got inf")),
         ({"NEUTRAL": float("nan")}, ("weight of 'NEUTRAL'", "nan")),
         ({"NEUTRAL": True}, ("weight of 'NEUTRAL'", "True")),
         ({"NEUTRL": 1}, ("did you mean 'NEUTRAL'?",)),

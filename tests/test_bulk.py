@@ -27,11 +27,6 @@ OPTIONS = {"bias": "none", "rows_of_a_part": ROWS, "workers": 0, "progress": Fal
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory) -> str:
-    return evaluation_samples.save_classifier(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
 def data(tmp_path_factory) -> Path:
     return evaluation_samples.write_texts(tmp_path_factory.mktemp("data") / "texts.csv", N_TEXTS)
 

@@ -10,6 +10,16 @@ import peft
 import pytest
 import torch
 import transformers
+from exactness import (
+    ROUNDING,
+    RULES,
+    WEIGHTS,
+    all_layers_are_recorded,
+    changed_parts_are_refused,
+    engines_agree,
+    is_decomposition,
+    weights_are_views,
+)
 from models import randomized
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import nn
@@ -78,10 +88,6 @@ CASES: dict[str, tuple[str, dict]] = {
 LANGUAGE_MODELS = {
     "codegen": ("CodeGen", {"hidden_size": 48, "num_attention_heads": 8, "rotary_dim": 4, "n_inner": 28}),
 }
-RULES = ("absdot", "bias_token", "none", "equal", "cls")
-
-#: Rounding of float64 through two layers of random weights.
-ROUNDING = 1e-10
 
 #: Cases whose model takes some steps in float32 whatever its dtype: it can be compared with no more closely.
 IN_FLOAT32 = dict.fromkeys(["gpt_neo", "bloom", "bloom_normed_residual", "mpt"], 1e-5)
@@ -110,21 +116,15 @@ def inputs(batch: int = 2, tokens: int = 7) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("case", CASES)
 def test_engines_and_a_second_decomposition_agree(case, rule, record):
-    model, given, config = classifier(case), inputs(), DecompXConfig(bias=rule)
-    expected = reference.attribute(linearize(model, given), config)
-    found = {"forward": forward.attribute(linearize(model, given, record=record), config)}
-    if rule != "absdot":
-        found["adjoint"] = adjoint.attribute(linearize(model, given, record=record), config)
-    size = expected.scores.abs().max().item()
-    for result in found.values():
-        assert (result.scores - expected.scores).abs().max().item() <= ROUNDING * size
+    model, given = classifier(case), inputs()
+    expected = engines_agree(model, given, rule, record=record)
+    size = expected.abs().max().item()
     if record:
         return
     for item in range(2):
         one = {name: value[item : item + 1] for name, value in given.items()}
-        scores, _ = naive.decompose(linearize(model, one), config)
-        tokens = scores[:-1] if rule == "bias_token" else scores
-        assert np.abs(tokens - expected.scores[item].numpy()).max() <= ROUNDING * size
+        scores, _ = naive.decompose(linearize(model, one), DecompXConfig(bias=rule))
+        is_decomposition(scores, expected[item], rule, size)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -141,19 +141,12 @@ def test_scores_sum_to_the_logits_at_every_length(case):
 @pytest.mark.parametrize("case", CASES)
 def test_all_layers_are_recorded(case):
     dtype = torch.float32 if case in IN_FLOAT32 else torch.float64
-    linearization = linearize(classifier(case, dtype=dtype), inputs(), record=True)
-    assert linearization.recorded_layers == tuple(range(linearization.num_layers))
+    all_layers_are_recorded(classifier(case, dtype=dtype), inputs())
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_weights_are_not_copied(case):
-    model = classifier(case)
-    storages = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
-    names = ("value_weight", "w_out", "b_out", "w_in", "b_in", "w_gate", "b_gate")
-    for layer in linearize(model, inputs()).layers():
-        for op in (op for sublayer in layer.sublayers for op in sublayer.ops):
-            for weight in (getattr(op, name, None) for name in names):
-                assert weight is None or weight.untyped_storage().data_ptr() in storages
+    weights_are_views(classifier(case), inputs(), [name for name in WEIGHTS if name != "b_value"])
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -165,14 +158,7 @@ def test_a_replaced_linear_map_is_refused(case):
         if getattr(module._parameters.get("weight"), "ndim", 0) == 2 and any(map(str.isdigit, name.split(".")))
     ]
     assert len(maps) >= 8
-    for name in maps[:6]:
-        handle = model.get_submodule(name).register_forward_hook(lambda _m, _a, output: output + 0.01 * output.abs())
-        try:
-            with pytest.raises(UnsupportedModelError):
-                for _layer in linearize(model, inputs()).layers():
-                    pass
-        finally:
-            handle.remove()
+    changed_parts_are_refused(model, inputs(), maps[:6], lambda _m, _a, output: output + 0.01 * output.abs())
 
 
 OPTIONS = {

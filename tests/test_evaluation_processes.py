@@ -22,11 +22,6 @@ OPTIONS = {"methods": "random,occlusion", "metrics": "aopc,sufficiency,predictio
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory) -> str:
-    return evaluation_samples.save_classifier(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
 def data(tmp_path_factory) -> Path:
     return evaluation_samples.write_texts(tmp_path_factory.mktemp("data") / "texts.csv", N_TEXTS)
 

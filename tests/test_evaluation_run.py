@@ -28,11 +28,6 @@ MARKS = "random,occlusion"
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory) -> str:
-    return evaluation_samples.save_classifier(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
 def data(tmp_path_factory) -> Path:
     return evaluation_samples.write_texts(tmp_path_factory.mktemp("data") / "texts.csv", N_TEXTS)
 

@@ -6,43 +6,31 @@ import gc
 import itertools
 import weakref
 
-import models
+import explainers
 import numpy as np
 import pytest
 import torch
+from explainers import ENGINES, EXACT
 from models import TEXTS, classifier, token_ids
 
 from decompx_fast import DecompX, Explanation
 from decompx_fast.errors import InputError
 
-LABELS = {0: "NEGATIVE", 1: "NEUTRAL", 2: "POSITIVE"}
-
-#: Rounding of two layers in float64.
-EXACT = 1e-12
-
-#: An engine, and options that it can answer.
-ENGINES = {
-    "reference": {},
-    "forward": {},
-    "adjoint": {"bias": "bias_token", "bias_token_split": "absdot"},
-}
-
 
 @pytest.fixture(scope="module")
 def bert() -> DecompX:
-    model = classifier(labels=3, vocab=models.WORD_PIECES, positions=64, id2label=LABELS, hidden_size=8)
-    return DecompX(model, models.word_piece(), engine="reference")
+    return explainers.bert(64)
 
 
 @pytest.fixture(scope="module")
 def roberta() -> DecompX:
-    return DecompX(classifier("roberta", vocab=320, positions=64), models.byte_pair(), engine="reference")
+    return explainers.roberta(64)
 
 
 @pytest.fixture(scope="module")
 def bare() -> DecompX:
     """Without a tokenizer, for token ids."""
-    return DecompX(classifier(labels=3, id2label=LABELS))
+    return explainers.bare()
 
 
 def logits_of(explainer: DecompX, *texts: str) -> torch.Tensor:

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import llama_like
 import naive
-import numpy as np
 import pytest
 import test_decoders
 import torch
 import transformers
+from exactness import (
+    ROUNDING,
+    RULES,
+    all_layers_are_recorded,
+    changed_parts_are_refused,
+    engines_agree,
+    is_decomposition,
+    weights_are_views,
+)
 from models import randomized
 from torch import nn
 
-from decompx_fast import DecompXConfig, UnsupportedModelError
+from decompx_fast import DecompXConfig
 from decompx_fast.engines import reference
 from decompx_fast.engines.adjoint import run as adjoint
 from decompx_fast.engines.forward import run as forward
@@ -110,11 +118,6 @@ CASES: dict[str, tuple[str, dict]] = {
         {"classifier_pooling": "mean", "attention_bias": True, "mlp_bias": True, "hidden_act": "gelu"},
     ),
 }
-RULES = ("absdot", "bias_token", "none", "equal", "cls")
-
-#: Rounding of float64 through three layers of random weights.
-ROUNDING = 1e-10
-
 #: Cases whose model takes some steps in float32 whatever its dtype: it can be compared with no more closely.
 IN_FLOAT32 = dict.fromkeys(
     ["eurobert", "eurobert_mean", "deberta_v1", "deberta_v1_one_way", "deberta_v1_absolute"]
@@ -152,19 +155,13 @@ def test_every_architecture_has_a_case():
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("case", CASES)
 def test_engines_and_a_second_decomposition_agree(case, rule, record):
-    model, given, config = classifier(case), inputs(case), DecompXConfig(bias=rule)
-    expected = reference.attribute(linearize(model, given), config)
-    found = {"forward": forward.attribute(linearize(model, given, record=record), config)}
-    if rule != "absdot":
-        found["adjoint"] = adjoint.attribute(linearize(model, given, record=record), config)
-    size = expected.scores.abs().max().item()
-    for result in found.values():
-        assert (result.scores - expected.scores).abs().max().item() <= ROUNDING * size
+    model, given = classifier(case), inputs(case)
+    expected = engines_agree(model, given, rule, record=record)
+    size = expected.abs().max().item()
     for item in range(2):
         one = {name: value[item : item + 1] for name, value in given.items()}
-        scores, _ = naive.decompose(linearize(model, one), config)
-        tokens = scores[:-1] if rule == "bias_token" else scores
-        assert np.abs(tokens - expected.scores[item].numpy()).max() <= ROUNDING * size
+        scores, _ = naive.decompose(linearize(model, one), DecompXConfig(bias=rule))
+        is_decomposition(scores, expected[item], rule, size)
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.endswith("_mean")])
@@ -204,20 +201,12 @@ def test_scores_sum_to_the_logits_at_every_length(case):
 @pytest.mark.parametrize("case", CASES)
 def test_all_layers_are_recorded(case):
     dtype = torch.float32 if case in IN_FLOAT32 else torch.float64
-    linearization = linearize(classifier(case, dtype=dtype), inputs(case), record=True)
-    assert linearization.recorded_layers == tuple(range(linearization.num_layers))
+    all_layers_are_recorded(classifier(case, dtype=dtype), inputs(case))
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_weights_are_not_copied(case):
-    model = classifier(case)
-    storages = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
-    for layer in linearize(model, inputs(case)).layers():
-        for sublayer in layer.sublayers:
-            for op in sublayer.ops:
-                for name in ("value_weight", "b_value", "w_out", "b_out", "w_in", "b_in", "w_gate", "b_gate"):
-                    weight = getattr(op, name, None)
-                    assert weight is None or weight.untyped_storage().data_ptr() in storages
+    weights_are_views(classifier(case), inputs(case))
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -230,12 +219,5 @@ def test_a_replaced_linear_map_is_refused(case):
         if ("layer" in name or name.startswith("transformer")) and not name.endswith(("pooler", "mapping_in"))
     ]
     assert inner
-    for name in inner[:: max(len(inner) // 4, 1)]:
-        module = model.get_submodule(name)
-        handle = module.register_forward_hook(lambda _m, _a, output: output * 1.01)
-        try:
-            with pytest.raises(UnsupportedModelError):
-                for _layer in linearize(model, inputs(case)).layers():
-                    pass
-        finally:
-            handle.remove()
+    some = inner[:: max(len(inner) // 4, 1)]
+    changed_parts_are_refused(model, inputs(case), some, lambda _m, _a, output: output * 1.01)

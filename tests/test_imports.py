@@ -22,7 +22,8 @@ BELOW_EXPLAINER = {*BASE, "result", "request", "kernels", "ops", "linearize", "m
 
 # What each part of the package may import of the package. The parts are modules and folders of decompx_fast.
 MAY_IMPORT = {
-    "": {"explainer", "request", "result", "config", "errors"},
+    "lazily": set(),
+    "": {"lazily", "explainer", "request", "result", "config", "errors"},
     "errors": set(),
     "bias_rules": set(),
     "config": {"bias_rules", "errors"},
@@ -62,7 +63,7 @@ MAY_IMPORT = {
     },
     "folder": {"result.file", *BASE},
     "bulk": {"bulk", "explainer", "folder", *BELOW_EXPLAINER},
-    "evaluation": {"evaluation", "folder", "explainer", *BELOW_EXPLAINER},
+    "evaluation": {"evaluation", "lazily", "folder", "explainer", *BELOW_EXPLAINER},
     "doctor": {"ops", *BASE},
     "outputs": {"result", *BASE},
     "cli_explain": {"explainer", "outputs", *BELOW_EXPLAINER},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 
+import explainers
 import models
 import numpy as np
 import pandas as pd
@@ -20,18 +21,15 @@ from decompx_fast import DecompX
 from decompx_fast.request.cutting import kept_of_long
 from decompx_fast.result.display import source_labels
 
-LABELS = {0: "NEGATIVE", 1: "NEUTRAL", 2: "POSITIVE"}
-
 
 @pytest.fixture(scope="module")
 def bert() -> DecompX:
-    model = classifier(labels=3, vocab=models.WORD_PIECES, positions=20, id2label=LABELS, hidden_size=8)
-    return DecompX(model, models.word_piece(), engine="reference")
+    return explainers.bert()
 
 
 @pytest.fixture(scope="module")
 def bare() -> DecompX:
-    return DecompX(classifier(labels=3, id2label=LABELS), engine="reference")
+    return explainers.bare(engine="reference")
 
 
 class Dataset:

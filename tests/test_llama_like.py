@@ -7,6 +7,7 @@ import naive
 import numpy as np
 import pytest
 import torch
+from exactness import ROUNDING, RULES, changed_parts_are_refused, engines_agree, weights_are_views
 from llama_like import CASES, IN_FLOAT32, decoder, inputs
 from torch import nn
 
@@ -14,13 +15,7 @@ from decompx_fast import DecompXConfig, UnsupportedModelError
 from decompx_fast.engines import reference
 from decompx_fast.engines.adjoint import run as adjoint
 from decompx_fast.engines.forward import run as forward
-from decompx_fast.linearize.layer import Routed
 from decompx_fast.linearize.linearization import linearize
-
-#: Rounding of float64 through two layers of random weights.
-ROUNDING = 1e-10
-
-RULES = ("absdot", "bias_token", "none", "equal", "cls")
 
 
 def rounding_of(case: str) -> float:
@@ -30,14 +25,7 @@ def rounding_of(case: str) -> float:
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("case", CASES)
 def test_engines_agree(case, rule):
-    linearization, config = linearize(decoder(case), inputs()), DecompXConfig(bias=rule)
-    expected = reference.attribute(linearization, config)
-    size = expected.scores.abs().max().item()
-    for engine in (forward,) if rule == "absdot" else (forward, adjoint):
-        found = engine.attribute(linearization, config)
-        assert (found.scores - expected.scores).abs().max().item() <= ROUNDING * size
-        if rule == "bias_token":
-            assert (found.bias_token - expected.bias_token).abs().max().item() <= ROUNDING * size
+    engines_agree(decoder(case), inputs(), rule, record=False)
 
 
 @pytest.mark.parametrize("rule", ["absdot", "bias_token"])
@@ -70,14 +58,7 @@ def test_all_layers_are_recorded_in_float32(case):
 
 @pytest.mark.parametrize("case", CASES)
 def test_weights_are_not_copied(case):
-    model = decoder(case)
-    storages = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
-    names = ("value_weight", "b_value", "w_out", "b_out", "w_in", "b_in", "w_gate", "b_gate")
-    for layer in linearize(model, inputs()).layers():
-        ops = [op for sublayer in layer.sublayers for op in sublayer.ops]
-        ops += [part.network for op in ops if isinstance(op, Routed) for part in op.parts]
-        for weight in (getattr(op, name, None) for op in ops for name in names):
-            assert weight is None or weight.untyped_storage().data_ptr() in storages
+    weights_are_views(decoder(case), inputs())
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -85,14 +66,7 @@ def test_a_replaced_part_is_refused(case):
     model = decoder(case)
     kinds = ("Linear", "Experts", "Attention", "MLP", "Norm")
     inner = [n for n, m in model.named_modules() if "layers" in n and type(m).__name__.endswith(kinds)]
-    for name in inner[:: max(len(inner) // 5, 1)]:
-        handle = model.get_submodule(name).register_forward_hook(_changed)
-        try:
-            with pytest.raises(UnsupportedModelError):
-                for _layer in linearize(model, inputs()).layers():
-                    pass
-        finally:
-            handle.remove()
+    changed_parts_are_refused(model, inputs(), inner[:: max(len(inner) // 5, 1)], _changed)
 
 
 def _changed(_module: nn.Module, _args, output):

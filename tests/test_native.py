@@ -16,7 +16,7 @@ from ops_cases import NAN, aligned_with, assert_accurate, embedded, random, rand
 from decompx_fast import ops
 from decompx_fast.errors import BackendError
 from decompx_fast.ops import registry
-from decompx_fast.ops.backends import native
+from decompx_fast.ops.backends import native, products
 
 ROOT = Path(__file__).resolve().parent.parent
 F32, BF16 = torch.float32, torch.bfloat16
@@ -166,7 +166,7 @@ def test_mixing_reads_no_weight_that_a_mask_excludes(level):
     torch.testing.assert_close(ops.mixing(alpha, p, causal=True, window=3, backend="native"), expected)
 
 
-# Rows around tiles of 6 and blocks of some tens, widths around panels of 8, 16 and 32 and depths of 192, 384 and 768.
+# Rows around tiles of 6 and blocks of some tens, widths around panels of 8, 16 and 64 and depths of 128, 384 and 768.
 NETWORKS = [
     (1, 1, 2, 1, 3),
     (2, 3, 7, 15, 33),
@@ -233,7 +233,32 @@ def test_network_is_taken_where_it_is_measured_to_be_faster():
     assert not ops.network_is_fused("cpu", torch.float64, "native") and not ops.network_is_fused("meta", F32)
     for name in filter(native.has_level, native.LEVELS):
         with native.forced_level(name):
-            assert ops.network_is_fused("cpu", F32) == (name == "avx2")
+            assert ops.network_is_fused("cpu", F32) == (name != "portable")
+            with products.forced_way("widened"):
+                assert ops.network_is_fused("cpu", BF16) == (name != "portable")
+            with products.forced_way("torch"):  # by the processor's units for bfloat16
+                assert ops.network_is_fused("cpu", BF16) == (name == "avx512_bf16")
+
+
+# Widths around panels of 8, 16 and 64, depths around blocks of 128, 384 and 768 words of one or two numbers, and as
+# many rows as are divided by columns or by rows.
+PRODUCTS = [(1, 1, 1), (5, 0, 3), (7, 65, 3), (47, 3, 65), (130, 260, 129), (64, 512, 700), (250, 1537, 200)]
+
+
+@pytest.mark.parametrize("shape", PRODUCTS, ids=str)
+@pytest.mark.parametrize("dtype", [F32, BF16])
+@pytest.mark.parametrize("transposed", [True, False])
+def test_product_is_accurate(level, shape, dtype, transposed):
+    m, k, n = shape
+    a, b = embedded(random(m, k, dtype=dtype).cpu())[0], random(k, n, dtype=dtype, seed=2).cpu()
+    b = b.T.contiguous().T if transposed else embedded(b)[0]
+    out, buffer = embedded(torch.full((m, n), NAN, dtype=dtype))
+    native.product(a, b, out)
+    assert surroundings(buffer, out).isnan().all()
+    wide = a.double() @ b.double()
+    # As many sums in float32 as there are products, and one rounding.
+    allowed = k * torch.finfo(F32).eps * (a.double().abs() @ b.double().abs()) + torch.finfo(dtype).eps * wide.abs()
+    assert ((out - wide).abs() <= allowed).all()
 
 
 @pytest.mark.parametrize("m", [1, 3, 8])
@@ -300,6 +325,12 @@ def test_bfloat16_rounds_to_nearest_even(level):
         assert torch.equal(got[0, 0, 0], wide.to(BF16))
 
 
+def native_product(a, b):
+    out = a.new_empty(a.shape[0], b.shape[1])
+    native.product(a, b, out)
+    return out
+
+
 @needs_library
 def test_threads_change_nothing():
     # Large enough to be divided: every position is computed by one thread, in the same order.
@@ -318,6 +349,8 @@ def test_threads_change_nothing():
                     ops.add_norm_(x.clone(), x / 2, bias, slope[..., 0].abs() + 1, bias, bias, backend="native"),
                     ops.mixing(slope[:, None, :, :5], x.unflatten(-1, (4, -1))[..., :1, :], backend="native"),
                     ops.network(x, weights, weights.T, slope[..., :40], backend="native"),
+                    native_product(x[0, 0], weights),
+                    native_product(x.flatten(0, 2), weights),
                 )
             )
     finally:
@@ -376,6 +409,10 @@ def test_bindings_check_what_could_leave_a_tensor():
         (lambda: bare.add_norm_(x, x[:, :1], None, x[..., 0, :1], None, None, False, True, 0), "branch has size 1"),
         (lambda: bare.mixing(x[None], x, x[None].double(), False, None, 0), "p must be float32 or bfloat16"),
         (lambda: bare.mixing(x[None], torch.zeros(1, 3, 2, 2), x[None], False, None, 0), "alpha has size"),
+        (lambda: bare.product(x[0, 0], x[0, 0, :, :2], x[0, 0], torch.zeros(9)), "a has size 2"),
+        (lambda: bare.product(x[0, 0], x[0, 0], torch.zeros(8, 8), torch.zeros(9)), "packed has size 9"),
+        (lambda: bare.product(x[0, 0, :2], x[0, 0], torch.zeros(8, 8), torch.zeros(512)), "out has size 2"),
+        (lambda: bare.product(x[0, 0], x[0, 0], torch.zeros(8, 8).double(), torch.zeros(512)), "b must be float32"),
         (lambda: bare.functional_dots(torch.zeros(1, 2, 3, 1), x, torch.zeros(1, 2, 2, 8)), "out has size 1"),
     ):
         with pytest.raises(RuntimeError, match=message):

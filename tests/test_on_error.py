@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
+import explainers
+import generation_models
 import models
 import pytest
+import task_models
 import torch
 from models import classifier
 from refusals import refuses
@@ -16,18 +19,40 @@ from decompx_fast import DecompX, Explanation, Failure
 from decompx_fast.errors import BackendError, InputError, NumericalError, OptionError
 from decompx_fast.job import Job
 
-LABELS = {0: "NEGATIVE", 1: "NEUTRAL", 2: "POSITIVE"}
-
 
 @pytest.fixture(scope="module")
 def bert() -> DecompX:
-    model = classifier(labels=3, vocab=models.WORD_PIECES, positions=20, id2label=LABELS, hidden_size=8)
-    return DecompX(model, models.word_piece(), engine="reference")
+    return explainers.bert()
 
 
 @pytest.fixture(scope="module")
 def bare() -> DecompX:
-    return DecompX(classifier(labels=3, id2label=LABELS), engine="reference")
+    return explainers.bare(engine="reference")
+
+
+#: Wrong whatever the input is: a task, the argument, and what the message says.
+WRONG_OPTIONS = [
+    ("token-classification", {"targets": "B-FOO"}, "no label 'B-FOO'"),
+    ("token-classification", {"targets": {"O": 10**400}}, "weight of 'O' in targets must be a finite number"),
+    ("token-classification", {"at": 1, "top_k": 0}, "top_k=0: use a whole number from 1"),
+    ("token-classification", {"ignore_labels": ["X"]}, "no label 'X'"),
+    ("question-answering", {"targets": "middle"}, "'start' (0) and 'end' (1)"),
+    ("question-answering", {"max_answer_tokens": 0}, "max_answer_tokens=0"),
+    ("fill-mask", {"targets": "unbelievablyness"}, "'unbelievablyness' in targets is"),
+    ("fill-mask", {"targets": 10**6}, "no token 1000000"),
+    ("fill-mask", {"top_k": 0}, "top_k=0"),
+    ("text-generation", {"targets": " unheardof"}, "' unheardof' in targets is"),
+    ("text-generation", {"top_k": 0}, "top_k=0"),
+]
+
+
+@pytest.mark.parametrize(("task", "options", "match"), WRONG_OPTIONS)
+def test_an_option_that_is_wrong_for_every_input_ends_the_call_before_it_begins(task, options, match):
+    if task == "text-generation":
+        explainer, text = DecompX(generation_models.llama(), generation_models.byte_level()), "The capital"
+    else:
+        explainer, text = DecompX(task_models.model(task), models.word_piece()), task_models.INPUTS[task]
+    refuses(explainer.explain_iter, [text, text], on_error="skip", match=(match,), **options)
 
 
 MIXED = ["good film", "", "good " * 30, "why?", "\u200b", None, "a \ud800", ("a", "b"), ["nested"], "not bad"]

@@ -13,17 +13,19 @@ import torch
 
 from decompx_fast import doctor
 from decompx_fast.errors import OptionError
-from decompx_fast.ops.backends import product_choices, products
+from decompx_fast.ops.backends import native, product_choices, products
 from decompx_fast.ops.backends.processor import Processor, from_cpuinfo, from_torch
 
 ROOT = Path(__file__).resolve().parent.parent
 F32, BF16, F16 = product_choices.DTYPES
 
 SIZES = [(1, 1, 1), (7, 65, 3), (300, 40, 129), (64, 512, 700), (131, 70, 20000)]
+MISSING = {"native": native.unusable()} if native.unusable() else {}
+MISSING |= {} if product_choices.has_onednn() else {"onednn": "this build of PyTorch has no oneDNN"}
 WAYS = [
-    pytest.param(name, marks=[] if name != "onednn" or product_choices.has_onednn() else pytest.mark.skip("no oneDNN"))
-    for name in products.WAYS
+    pytest.param(name, marks=[pytest.mark.skip(MISSING[name])] if name in MISSING else []) for name in products.WAYS
 ]
+needs_native = pytest.mark.skipif("native" in MISSING, reason=MISSING.get("native", ""))
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -32,8 +34,8 @@ WAYS = [
 def test_every_way_is_the_product(way, dtype, size):
     m, k, n = size
     generator = torch.Generator().manual_seed(0)
-    if way == "onednn" and dtype is not torch.float32:
-        pytest.skip("it competes for float32 only")
+    if way in ("onednn", "native") and dtype not in product_choices.WAYS[way]:
+        pytest.skip("it does not multiply this dtype")
     a, b = (torch.randn(*shape, generator=generator).to(dtype) for shape in ((m, k), (k, n)))
     rows = torch.full((m, n + 5), float("nan"), dtype=dtype)  # `out` is a view between others' numbers
     with products.forced_way(way):
@@ -50,7 +52,7 @@ def test_every_way_is_the_product(way, dtype, size):
 EXPECTED = {
     "plain": {F32: ("torch", "torch"), BF16: ("widened", "widened"), F16: ("widened", "widened")},
     "zen3": {F32: ("torch", "torch"), BF16: ("widened", "widened"), F16: ("widened", "widened")},
-    "zen5": {F32: ("torch", "onednn"), BF16: ("torch", "torch"), F16: ("widened", "widened")},
+    "zen5": {F32: ("native", "native"), BF16: ("torch", "torch"), F16: ("widened", "widened")},
     "skylake": {F32: ("torch", "torch"), BF16: ("widened", "widened"), F16: ("widened", "widened")},
     "granite": {F32: ("torch", "torch"), BF16: ("torch", "torch"), F16: ("torch", "torch")},
     "graviton": {F32: ("torch", "torch"), BF16: ("torch", "torch"), F16: ("widened", "widened")},
@@ -67,6 +69,7 @@ def with_both_libraries(monkeypatch):
     product_choices._choose.cache_clear()
 
 
+@needs_native
 @pytest.mark.parametrize("name", processors.PROCESSORS)
 def test_the_choice_follows_from_the_processor(with_both_libraries, monkeypatch, name):
     processors.become(monkeypatch, name)
@@ -77,26 +80,29 @@ def test_the_choice_follows_from_the_processor(with_both_libraries, monkeypatch,
         assert all(product_choices.choose(dtype, kind).reason for kind in product_choices.KINDS)
 
 
-@pytest.mark.parametrize("without", ["mkl", "onednn"])
+@pytest.mark.parametrize("without", ["", "mkl", "onednn"])
 def test_a_row_about_a_library_needs_the_library(with_both_libraries, monkeypatch, without):
     processors.become(monkeypatch, "zen5")
+    monkeypatch.setattr(native, "level", lambda: None)
     if without == "mkl":
         monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: False)
-    else:
+    if without == "onednn":
         monkeypatch.setattr(product_choices, "has_onednn", lambda: False)
-    assert products.way(F32, "large") == "torch"
+    assert products.way(F32, "large") == ("torch" if without else "onednn") and products.way(F32, "short") == "torch"
 
 
+@needs_native
 @pytest.mark.parametrize(
     ("named", "expected"),
     [
         ("torch", {F32: "torch", BF16: "torch", F16: "torch"}),
         ("onednn", {F32: "onednn", BF16: "torch", F16: "widened"}),
-        ("widened", {F32: "onednn", BF16: "widened", F16: "widened"}),
+        ("widened", {F32: "native", BF16: "widened", F16: "widened"}),
+        ("bfloat16=native", {F32: "native", BF16: "native", F16: "widened"}),
         ("float32=torch", {F32: "torch", BF16: "torch", F16: "widened"}),
         (" float32=torch , bfloat16=widened", {F32: "torch", BF16: "widened", F16: "widened"}),
         ("torch,float16=widened", {F32: "torch", BF16: "torch", F16: "widened"}),
-        ("", {F32: "onednn", BF16: "torch", F16: "widened"}),
+        ("", {F32: "native", BF16: "torch", F16: "widened"}),
     ],
 )
 def test_the_environment_names_another_way(with_both_libraries, monkeypatch, named, expected):
@@ -108,12 +114,15 @@ def test_the_environment_names_another_way(with_both_libraries, monkeypatch, nam
 @pytest.mark.parametrize(
     ("named", "message"),
     [
-        ("mkl", "at 'mkl': name one of torch, onednn, widened, or pairs such as float32=torch,bfloat16=widened"),
+        (
+            "mkl",
+            "at 'mkl': name one of torch, onednn, widened, native, or pairs such as float32=torch,bfloat16=widened",
+        ),
         ("float8=torch", "at 'float8=torch'"),
         ("=torch", "at '=torch'"),
         ("float32=", "at 'float32='"),
-        ("bfloat16=onednn", "bfloat16 has no way 'onednn'; it has torch, widened"),
-        ("float32=widened", "float32 has no way 'widened'; it has torch, onednn"),
+        ("bfloat16=onednn", "bfloat16 has no way 'onednn'; it has torch, widened, native"),
+        ("float32=widened", "float32 has no way 'widened'; it has torch, onednn, native"),
     ],
 )
 def test_what_is_no_way_is_refused(with_both_libraries, monkeypatch, named, message):
@@ -132,10 +141,19 @@ def test_onednn_is_refused_where_it_is_not(with_both_libraries, monkeypatch):
         products.way(F32, "large")
 
 
+def test_native_is_refused_where_it_is_not(monkeypatch):
+    monkeypatch.setattr(native, "unusable", lambda: "it was not compiled")
+    monkeypatch.setattr(native, "level", lambda: None)
+    monkeypatch.setenv(product_choices.VARIABLE, "native")
+    with pytest.raises(OptionError, match="DECOMPX_FAST_PRODUCTS='native': it was not compiled; name another way"):
+        products.way(F32, "large")
+
+
+@needs_native
 def test_doctor_shows_the_choice_and_its_reason(with_both_libraries, monkeypatch):
     processors.become(monkeypatch, "zen5")
     rows = {row[:2]: row[2:] for row in doctor.products()}
-    assert rows["float32", "large"][0] == "onednn" and "380 GFLOP/s by oneDNN" in rows["float32", "large"][1]
+    assert rows["float32", "large"][0] == "native" and "310 by oneDNN" in rows["float32", "large"][1]
     monkeypatch.setenv(product_choices.VARIABLE, "float32=torch")
     rows = {row[:2]: row[2:] for row in doctor.products()}
     assert rows["float32", "large"] == ("torch", "DECOMPX_FAST_PRODUCTS=float32=torch")
@@ -224,6 +242,16 @@ def test_products_of_varied_sizes_are_the_products(m, k, n):
         products.multiply(a, b, out=out, varied=True)
     exact = a.double() @ b.double()
     assert (out - exact).abs().max() < 1e-6 * k  # sums of k numbers of size one in float32
+
+
+@needs_native
+def test_native_products_take_any_strides():
+    a, b = torch.randn(30, 2, 50)[:, 0].T, torch.randn(3, 40, 90)[1, ::2, ::3].T  # [50, 30], [30, 20]
+    assert a.stride(1) != 1 and 1 not in b.stride()
+    out = torch.full((50, 20), torch.nan)
+    with products.forced_way("native"):
+        products.multiply(a, b, out=out)
+    assert (out - a.double() @ b.double()).abs().max() < 1e-6 * 30  # sums of 30 numbers of size one in float32
 
 
 def test_float64_is_never_rounded():

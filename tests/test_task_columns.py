@@ -189,7 +189,8 @@ def test_bad_questions_of_token_classification():
     refuses(ask, encoded, given, Question(at=1, targets={}), match=("direction in targets is empty",))
     refuses(ask, encoded, given, Question(at=1, targets={"O": "x"}), match=("weight of 'O'", "finite number"))
     refuses(ask, encoded, given, Question(at=1, targets=[]), match=("targets is an empty list",))
-    refuses(ask, encoded, given, Question(at=1, top_k=0), match=("top_k=0", "whole number from 1"))
+    check = TokenClassification(LABELS).check
+    refuses(check, Question(at=1, top_k=0), len(LABELS), match=("top_k=0", "whole number from 1"))
     refuses(ask, encoded, given, Question(ignore_labels=["X"]), match=("no label 'X'",))
     refuses(ask, encoded, given, Question(ignore_labels="O"), match=("give a list of labels",))
     refuses(ask, encoded, given, Question(ignore_labels=LABELS), match=("every label",))

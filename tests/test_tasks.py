@@ -284,8 +284,6 @@ def test_what_a_task_does_not_know_is_refused_by_name(explainers):
     refuses(explainers["fill-mask"], "a [MASK]", max_answer_tokens=3, match=("is for question answering",))
     refuses(explainers["fill-mask"], "a [MASK]", head=False, match=("head=False", "fill-mask"))
     refuses(explainers["question-answering"], "no pair", match=("input 0: ", "(question, context) as a tuple"))
-    long = ("Who?", "word " * 50)
-    refuses(explainers["question-answering"], long, match=("positions for 40", "truncate=True", "split the text"))
     refuses(explainers["token-classification"], "a b", at=9, match=("input 0: at=9 is beyond the input",))
 
 

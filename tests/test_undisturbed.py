@@ -4,37 +4,25 @@ from __future__ import annotations
 
 import threading
 
-import models
+import explainers
 import pytest
 import torch
+from explainers import ENGINES, EXACT
 from models import TEXTS, classifier, snapshot
 
 from decompx_fast import DecompX
 from decompx_fast.errors import InputError, UnsupportedModelError
 
-LABELS = {0: "NEGATIVE", 1: "NEUTRAL", 2: "POSITIVE"}
-
-#: Rounding of two layers in float64.
-EXACT = 1e-12
-
-#: An engine, and options that it can answer.
-ENGINES = {
-    "reference": {},
-    "forward": {},
-    "adjoint": {"bias": "bias_token", "bias_token_split": "absdot"},
-}
-
 
 @pytest.fixture(scope="module")
 def bert() -> DecompX:
-    model = classifier(labels=3, vocab=models.WORD_PIECES, positions=64, id2label=LABELS, hidden_size=8)
-    return DecompX(model, models.word_piece(), engine="reference")
+    return explainers.bert(64)
 
 
 @pytest.fixture(scope="module")
 def bare() -> DecompX:
     """Without a tokenizer, for token ids."""
-    return DecompX(classifier(labels=3, id2label=LABELS))
+    return explainers.bare()
 
 
 # The caller's settings.

@@ -7,6 +7,15 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from exactness import (
+    ROUNDING,
+    RULES,
+    WEIGHTS,
+    all_layers_are_recorded,
+    engines_agree,
+    is_decomposition,
+    weights_are_views,
+)
 from torch import nn
 from vision_models import CASES, OF_ONE_SIZE, SIZES, classifier, inputs
 
@@ -17,11 +26,6 @@ from decompx_fast.engines.forward import run as forward
 from decompx_fast.errors import InputError, OptionError, UnsupportedModelError
 from decompx_fast.linearize.families import pictures
 from decompx_fast.linearize.linearization import linearize
-
-RULES = ("absdot", "bias_token", "none", "equal", "cls")
-
-#: Rounding of float64 through two layers of random weights.
-ROUNDING = 1e-10
 
 
 def own_logits(model: nn.Module, given: dict[str, torch.Tensor], **more) -> torch.Tensor:
@@ -38,18 +42,12 @@ def test_every_family_has_a_case():
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("case", CASES)
 def test_engines_and_a_second_decomposition_agree(case, rule, record):
-    model, given, config = classifier(case), inputs(case), DecompXConfig(bias=rule)
-    expected = reference.attribute(linearize(model, given), config)
-    found = {"forward": forward.attribute(linearize(model, given, record=record), config)}
-    if rule != "absdot":
-        found["adjoint"] = adjoint.attribute(linearize(model, given, record=record), config)
-    size = expected.scores.abs().max().item()
-    for result in found.values():
-        assert (result.scores - expected.scores).abs().max().item() <= ROUNDING * size
+    model, given = classifier(case), inputs(case)
+    expected = engines_agree(model, given, rule, record=record)
+    size = expected.abs().max().item()
     for item in range(2):
         scores, logits = naive_vision.decompose(model, given["pixel_values"][item : item + 1], rule)
-        tokens = scores[:-1] if rule == "bias_token" else scores
-        assert np.abs(tokens - expected.scores[item].numpy()).max() <= ROUNDING * size
+        is_decomposition(scores, expected[item], rule, size)
         assert np.abs(logits - own_logits(model, given)[item].numpy()).max() <= ROUNDING * size
 
 
@@ -79,21 +77,14 @@ def test_a_grid_that_cannot_be_interpolated_is_refused():
 
 @pytest.mark.parametrize("case", CASES)
 def test_all_layers_are_recorded(case):
-    linearization = linearize(classifier(case), inputs(case), record=True)
-    assert linearization.recorded_layers == tuple(range(linearization.num_layers))
+    all_layers_are_recorded(classifier(case), inputs(case))
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_weights_are_not_copied_but_for_what_a_scale_is_folded_into(case):
-    model = classifier(case)
     scaled = case.startswith("dinov2") or case in ("beit", "beit_absolute", "data2vec")
-    names = ("value_weight", "b_value", "w_in", "b_in", "w_gate", "b_gate") + (() if scaled else ("w_out", "b_out"))
-    storages = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
-    for layer in linearize(model, inputs(case)).layers():
-        for op in (op for sublayer in layer.sublayers for op in sublayer.ops):
-            for name in names:
-                weight = getattr(op, name, None)
-                assert weight is None or weight.untyped_storage().data_ptr() in storages
+    folded = ("w_out", "b_out") if scaled else ()
+    weights_are_views(classifier(case), inputs(case), [name for name in WEIGHTS if name not in folded])
 
 
 def of_layers(model: nn.Module) -> list[str]:

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -168,7 +169,6 @@ void layernorm_(
   });
 }
 
-// The branch becomes the new state, position by position while it is in the cache, and is copied to where the state is.
 void add_norm_(
     Tensor x_tensor,
     Tensor branch_tensor,
@@ -187,18 +187,18 @@ void add_norm_(
   const Constants weight(weight_tensor, "weight", x, x.sizes[3]);
   const Constants bias(bias_tensor, "bias", x, x.sizes[3]);
   const Rule by = rule_of(rule);
-  const int64_t item = x.dtype == Dtype::float32 ? 4 : 2;
   for_each_position(x, [&](const Kernels& kernels, int64_t position, float* scratch) {
-    const Vectors from = branch.at(position), to = x.at(position);
-    kernels.bias_split(from, &to, branch_bias.at(position), by, share_after_residual, scratch);
-    kernels.layernorm(
-        from, *scale.at(position), weight.at(position), bias.at(position), centre, by, nullptr, scratch);
-    for (int64_t k = 0; k < to.count; ++k) {
-      std::memcpy(
-          static_cast<char*>(to.data) + k * to.stride * item,
-          static_cast<const char*>(from.data) + k * from.stride * item,
-          to.width * item);
-    }
+    kernels.add_norm(
+        x.at(position),
+        branch.at(position),
+        branch_bias.at(position),
+        share_after_residual,
+        *scale.at(position),
+        weight.at(position),
+        bias.at(position),
+        centre,
+        by,
+        scratch);
   });
 }
 
@@ -237,14 +237,14 @@ void functional_dots(Tensor out_tensor, Tensor x_tensor, Tensor g_tensor) {
   });
 }
 
-// Numbers for a thread's own use, at the start of a cache line.
+// Numbers for a thread's own use, not set, at the start of a cache line.
 struct Scratch {
-  explicit Scratch(int64_t numbers) : all(numbers + kLine), aligned(all.data()) {
+  explicit Scratch(int64_t numbers) : all(new float[numbers + kLine]), aligned(all.get()) {
     while (reinterpret_cast<uintptr_t>(aligned) % (kLine * sizeof(float))) ++aligned;
   }
 
   static constexpr int64_t kLine = 16;
-  std::vector<float> all;
+  std::unique_ptr<float[]> all;
   float* aligned;
 };
 
@@ -325,6 +325,100 @@ void mixing(
       });
 }
 
+constexpr int64_t kBandColumns = decompx::kWidestPanel;
+
+// Numbers that a matrix takes as `lay_out_matrix` leaves it.
+int64_t laid_out_numbers(const decompx::Matrix& matrix) {
+  return matrix.rows * decompx::whole_panels(matrix.columns);
+}
+
+decompx::Matrix matrix_of(const Tensor& t, const char* name, Dtype dtype) {
+  STD_TORCH_CHECK(t.is_cpu() && t.dim() == 2, name, " must be on the CPU and have 2 axes");
+  STD_TORCH_CHECK(dtype_of(t, name) == dtype, name, " must have the dtype of what it is multiplied with");
+  return {t.data_ptr(), t.size(0), t.size(1), t.stride(0), t.stride(1), dtype};
+}
+
+// Room for some matrices, one after the other.
+float* room_of(const Tensor& packed, int64_t numbers) {
+  check_rows(packed, "packed", 1);
+  STD_TORCH_CHECK(packed.scalar_type() == ScalarType::Float, "packed must be float32");
+  check_size(packed, "packed", 0, numbers);
+  return static_cast<float*>(packed.data_ptr());
+}
+
+// Lays out some matrices in parallel, one after the other.
+void lay_out(const std::vector<decompx::Matrix>& matrices, float* to) {
+  struct Piece {
+    const decompx::Matrix& matrix;
+    int64_t column;
+    float* to;
+  };
+  std::vector<Piece> pieces;
+  for (const decompx::Matrix& matrix : matrices) {
+    for (int64_t column = 0; column < matrix.columns; column += kBandColumns) pieces.push_back({matrix, column, to});
+    to += laid_out_numbers(matrix);
+  }
+  const Kernels& kernels = decompx::kernels(level_in_use);
+  torch::stable::parallel_for(0, static_cast<int64_t>(pieces.size()), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t n = begin; n < end; ++n) {
+      const Piece& piece = pieces[n];
+      kernels.lay_out_matrix(piece.matrix, piece.column, piece.column + kBandColumns, piece.to);
+    }
+  });
+}
+
+// Rows for each thread's blocks: blocks of the same size, none of more than `most` rows, as many for each thread.
+int64_t rows_of_blocks(int64_t rows, int64_t most) {
+  const int64_t threads = std::max<int64_t>(torch::stable::get_num_threads(), 1);
+  const int64_t count = (rows + threads * most - 1) / (threads * most) * threads;
+  return decompx::whole_tiles((rows + count - 1) / count);
+}
+
+// What a thread multiplies at once: the sums stay in the second level of its cache, and with fewer rows the matrix, which
+// is read for each block of rows, takes longer to come than to be multiplied.
+constexpr int64_t kProductRows = 96;
+constexpr int64_t kProductColumns = 8 * kBandColumns;
+constexpr int64_t kFewRows = 48;
+
+// `packed` is for the right matrix as the kernels want it.
+void product(Tensor out, Tensor a, Tensor b, Tensor packed) {
+  for (const Tensor* t : {&out, &a}) check_rows(*t, t == &a ? "a" : "out", 2);
+  const Dtype dtype = dtype_of(a, "a");
+  STD_TORCH_CHECK(dtype_of(out, "out") == dtype, "out must have the dtype of a");
+  const decompx::Matrix matrix = matrix_of(b, "b", dtype);
+  const int64_t n_rows = a.size(0), n_inner = matrix.rows, n_columns = matrix.columns;
+  check_size(a, "a", 1, n_inner);
+  check_size(out, "out", 0, n_rows);
+  check_size(out, "out", 1, n_columns);
+  if (!n_rows || !n_columns) return;
+  float* const laid_out = room_of(packed, laid_out_numbers(matrix));
+  lay_out({matrix}, laid_out);
+
+  const int64_t threads = std::max<int64_t>(torch::stable::get_num_threads(), 1);
+  const bool few = n_rows < threads * kFewRows;  // then the columns are divided
+  const int64_t rows = few ? std::min(n_rows, kProductRows) : rows_of_blocks(n_rows, kProductRows);
+  const int64_t row_blocks = (n_rows + rows - 1) / rows;
+  const int64_t most = few ? std::min(kProductColumns, (n_columns + threads - 1) / threads) : kProductColumns;
+  const int64_t columns = decompx::whole_panels(most), column_blocks = (n_columns + columns - 1) / columns;
+  const int64_t item = dtype == Dtype::float32 ? 4 : 2;
+  const Kernels& kernels = decompx::kernels(level_in_use);
+  torch::stable::parallel_for(0, row_blocks * column_blocks, 1, [&](int64_t begin, int64_t end) {
+    Scratch scratch(decompx::product_scratch(rows, columns));
+    for (int64_t task = begin; task < end; ++task) {
+      const int64_t row = task / column_blocks * rows, column = task % column_blocks * columns;
+      decompx::ProductBlock block{};
+      block.from = static_cast<const char*>(a.data_ptr()) + row * a.stride(0) * item;
+      block.to = static_cast<char*>(out.data_ptr()) + row * out.stride(0) * item;
+      block.matrix = laid_out;
+      block.from_stride = a.stride(0), block.to_stride = out.stride(0);
+      block.rows = std::min(rows, n_rows - row), block.n_inner = n_inner, block.n_columns = n_columns;
+      block.start = column, block.stop = std::min(column + columns, n_columns);
+      block.dtype = dtype;
+      kernels.product(block, scratch.aligned);
+    }
+  });
+}
+
 // What a thread sends through a network at once, with what becomes of it: about the second level of its cache. With fewer
 // rows the weights, which are read for each block of rows, take longer to come than to be multiplied.
 constexpr int64_t kNetworkNumbers = 160 * 1024;
@@ -343,11 +437,8 @@ void network(
   const State u(u_tensor, "u"), out(out_tensor, "out");
   STD_TORCH_CHECK(out.dtype == u.dtype, "out must have the dtype of u");
   for (int axis = 0; axis < 4; ++axis) check_size(out_tensor, "out", axis, u.sizes[axis]);
-  for (const Tensor* w : {&w_in, &w_out}) {
-    STD_TORCH_CHECK(w->is_cpu() && w->dim() == 2, "weights must be on the CPU and have 2 axes");
-    STD_TORCH_CHECK(dtype_of(*w, "a weight") == u.dtype, "weights must have the dtype of u");
-  }
-  const int64_t d = u.sizes[3], f = w_in.size(1);
+  const decompx::Matrix in = matrix_of(w_in, "w_in", u.dtype), back = matrix_of(w_out, "w_out", u.dtype);
+  const int64_t d = u.sizes[3], f = in.columns;
   if (!d || !u.sizes[2] || !u.positions()) return;
   check_size(w_in, "w_in", 0, d);
   check_size(w_out, "w_out", 0, f);
@@ -360,35 +451,15 @@ void network(
     check_size(*bias, "bias", 0, f);
     STD_TORCH_CHECK(bias->scalar_type() == ScalarType::Float, "bias must be float32");
   }
-  const int64_t in_numbers = d * decompx::whole_panels(f), out_numbers = f * decompx::whole_panels(d);
-  check_rows(packed, "packed", 1);
-  STD_TORCH_CHECK(packed.scalar_type() == ScalarType::Float, "packed must be float32");
-  check_size(packed, "packed", 0, in_numbers + out_numbers);
+  float* const laid_out = room_of(packed, laid_out_numbers(in) + laid_out_numbers(back));
+  lay_out({in, back}, laid_out);
+
+  const float* const numbers = bias ? static_cast<const float*>(bias->data_ptr()) : nullptr;
+  const decompx::Network net{laid_out, laid_out + laid_out_numbers(in), numbers, d, f};
   const Kernels& kernels = decompx::kernels(level_in_use);
-
-  float* const w_in_packed = static_cast<float*>(packed.data_ptr());
-  float* const w_out_packed = w_in_packed + in_numbers;
-  const decompx::Matrix in{w_in.data_ptr(), d, f, w_in.stride(0), w_in.stride(1), u.dtype};
-  const decompx::Matrix back{w_out.data_ptr(), f, d, w_out.stride(0), w_out.stride(1), u.dtype};
-  constexpr int64_t kColumns = decompx::kWidestPanel;
-  const int64_t in_pieces = decompx::whole_panels(f) / kColumns, pieces = in_pieces + decompx::whole_panels(d) / kColumns;
-  torch::stable::parallel_for(0, pieces, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t piece = begin; piece < end; ++piece) {
-      const bool first = piece < in_pieces;
-      const int64_t column = (first ? piece : piece - in_pieces) * kColumns;
-      kernels.lay_out_matrix(first ? in : back, column, column + kColumns, first ? w_in_packed : w_out_packed);
-    }
-  });
-
-  const decompx::Network net{
-      w_in_packed, w_out_packed, bias ? static_cast<const float*>(bias->data_ptr()) : nullptr, d, f};
   const int64_t n_k = u.sizes[2], rows = u.positions() * n_k;
   const int64_t fitting = kNetworkNumbers / (2 * d + decompx::kDeepest / 2) / decompx::kTileRows * decompx::kTileRows;
-  const int64_t most = std::clamp(fitting, 4 * decompx::kTileRows, kMostNetworkRows);
-  // Blocks of the same size, as many for each thread.
-  const int64_t threads = std::max<int64_t>(torch::stable::get_num_threads(), 1);
-  const int64_t count = (rows + threads * most - 1) / (threads * most) * threads;
-  const int64_t size = decompx::whole_tiles((rows + count - 1) / count);
+  const int64_t size = rows_of_blocks(rows, std::clamp(fitting, 4 * decompx::kTileRows, kMostNetworkRows));
   const int64_t item = u.dtype == Dtype::float32 ? 4 : 2;
   torch::stable::parallel_for(0, (rows + size - 1) / size, 1, [&](int64_t begin, int64_t end) {
     Scratch scratch(decompx::network_scratch(size, d));
@@ -412,7 +483,7 @@ void network(
 }
 
 bool has_level(int64_t level) {
-  return level >= 0 && level <= static_cast<int64_t>(Level::avx512) && decompx::available(static_cast<Level>(level));
+  return level >= 0 && level <= static_cast<int64_t>(Level::avx512_bf16) && decompx::available(static_cast<Level>(level));
 }
 
 void set_level(int64_t level) {
@@ -436,6 +507,7 @@ STABLE_TORCH_LIBRARY(decompx_fast_native, library) {
   library.def(
       "network(Tensor(a!) out, Tensor u, Tensor w_in, Tensor w_out, Tensor slope, Tensor? bias, Tensor? shares, "
       "Tensor(b!) packed) -> ()");
+  library.def("product(Tensor(a!) out, Tensor a, Tensor b, Tensor(b!) packed) -> ()");
   library.def("has_level(int level) -> bool");
   library.def("set_level(int level) -> ()");
 }
@@ -448,6 +520,7 @@ STABLE_TORCH_LIBRARY_IMPL(decompx_fast_native, CPU, library) {
   library.impl("functional_dots", TORCH_BOX(&functional_dots));
   library.impl("mixing", TORCH_BOX(&mixing));
   library.impl("network", TORCH_BOX(&network));
+  library.impl("product", TORCH_BOX(&product));
 }
 
 // They take no tensors, so no device decides where they run.

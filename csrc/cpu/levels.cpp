@@ -16,22 +16,35 @@ extern const Kernels table;
 namespace avx512 {
 extern const Kernels table;
 }
+namespace avx512_bf16 {
+extern const Kernels table;
+}
 
 bool available(Level level) {
   const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-  if (level == Level::avx2) return has_avx2;
 #if defined(DECOMPX_LOWERED)
-  if (level == Level::avx512) return has_avx2;
+  const bool has_avx512 = has_avx2, has_pairs = has_avx2;
+#else
+  const bool has_avx512 = has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  const bool has_pairs = has_avx512 && __builtin_cpu_supports("avx512bf16");
 #endif
-  if (level == Level::avx512) {
-    return has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  switch (level) {
+    case Level::avx512_bf16:
+      return has_pairs;
+    case Level::avx512:
+      return has_avx512;
+    case Level::avx2:
+      return has_avx2;
+    default:
+      return level == Level::portable;
   }
-  return level == Level::portable;
 }
 
 const Kernels& kernels(Level level) {
   switch (level) {
+    case Level::avx512_bf16:
+      return avx512_bf16::table;
     case Level::avx512:
       return avx512::table;
     case Level::avx2:

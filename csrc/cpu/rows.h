@@ -16,7 +16,7 @@ enum class Dtype : int { float32, bfloat16 };
 enum class Rule : int { absdot, dot, equal, cls, none };
 
 // Instruction sets, each a superset of the one before.
-enum class Level : int { portable, avx2, avx512 };
+enum class Level : int { portable, avx2, avx512, avx512_bf16 };
 
 // The vectors of one position: row `k` starts at element `k * stride` and is contiguous.
 struct Vectors {
@@ -50,8 +50,8 @@ constexpr int64_t whole_tiles(int64_t rows) {
   return (rows + kTileRows - 1) / kTileRows * kTileRows;
 }
 
-// Numbers of two of the largest registers: what panels of any level are cut from.
-constexpr int64_t kWidestPanel = 2 * 16;
+// Numbers of four of the largest registers: what panels of any level are cut from.
+constexpr int64_t kWidestPanel = 4 * 16;
 
 constexpr int64_t whole_panels(int64_t width) {
   return (width + kWidestPanel - 1) / kWidestPanel * kWidestPanel;
@@ -69,7 +69,18 @@ struct Matrix {
   Dtype dtype;
 };
 
-// The weights of a feed-forward network, each as `lay_out_matrix` leaves it, `rows * whole_panels(columns)` numbers.
+// Columns `[start, stop)` of some rows of a product: `to = from matrix`, where `start` is a multiple of kWidestPanel.
+struct ProductBlock {
+  const void* from;  // [rows, n_inner]
+  void* to;          // [rows, n_columns]
+  const float* matrix;  // [n_inner, n_columns], as `lay_out_matrix` leaves it
+  int64_t from_stride, to_stride;  // in elements, between rows
+  int64_t rows, n_inner, n_columns;
+  int64_t start, stop;
+  Dtype dtype;
+};
+
+// The weights of a feed-forward network, each as `lay_out_matrix` leaves it.
 struct Network {
   const float* w_in;   // [d, f]
   const float* w_out;  // [f, d]
@@ -91,11 +102,15 @@ struct NetworkRows {
 constexpr int64_t kDeepest = 768;
 
 // Between two rows, so that they do not fall on the same lines of a cache.
-constexpr int64_t kNetworkGap = 16;
+constexpr int64_t kRowGap = 16;
 
-// Numbers that a network needs for its own use.
+// Numbers that a product and a network need for their own use.
+constexpr int64_t product_scratch(int64_t rows, int64_t columns) {
+  return whole_tiles(rows) * (kDeepest + whole_panels(columns) + 2 * kRowGap);
+}
+
 constexpr int64_t network_scratch(int64_t rows, int64_t d) {
-  return whole_tiles(rows) * (d + kDeepest + whole_panels(d) + 3 * kNetworkGap);
+  return whole_tiles(rows) * (d + kDeepest + whole_panels(d) + 3 * kRowGap);
 }
 
 // All constants are float32, and so are all sums. `scratch` holds `2 * count` numbers. What may be absent is a null
@@ -122,6 +137,19 @@ struct Kernels {
       const float* dots,
       float* scratch);
 
+  // Both: r[k] = x[k] + branch[k] + omega[k] branch_bias, and the norm of r to x; omega by branch, or by x + branch.
+  void (*add_norm)(
+      const Vectors& x,
+      const Vectors& branch,
+      const float* branch_bias,
+      bool share_after_residual,
+      float scale,
+      const float* weight,
+      const float* bias,
+      bool centre,
+      Rule rule,
+      float* scratch);
+
   // v[k] = slope * (a[k] + omega[k] bias); a[k] <- v[k] + omega'[k] intercept; omega by a, omega' by v.
   void (*activation)(
       const Vectors& a,
@@ -137,8 +165,11 @@ struct Kernels {
   // `scratch` holds `mixing_scratch` numbers.
   void (*mixing)(const MixingBlock& block, float* scratch);
 
-  // Columns from `start` to `stop`, multiples of kWidestPanel, of a matrix of `whole_panels(columns)`.
+  // Columns from `start` to `stop`, multiples of kWidestPanel, into room for `rows * whole_panels(columns)` numbers.
   void (*lay_out_matrix)(const Matrix& matrix, int64_t start, int64_t stop, float* to);
+
+  // `scratch` holds `product_scratch` numbers.
+  void (*product)(const ProductBlock& block, float* scratch);
 
   // to = (slope * (from W_in + share bias)) W_out. `scratch` holds `network_scratch` numbers.
   void (*network)(const NetworkRows& rows, const Network& net, float* scratch);

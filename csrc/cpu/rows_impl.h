@@ -2,12 +2,18 @@
 //
 //   DECOMPX_LEVEL   name of the namespace
 //   DECOMPX_FLOATS  float32 numbers of a vector register
+//   DECOMPX_PAIRS   if the processor multiplies pairs of bfloat16, and adds both products to a float32
 //
 // and selects the instruction set. Nothing with external linkage but `table` may come from here, not even an inline
 // function of the standard library: the linker would keep one copy for all levels.
 
 #include <cstdint>
 #include <cstring>
+#include <utility>
+
+#if defined(DECOMPX_PAIRS) && !defined(DECOMPX_LOWERED)
+#include <immintrin.h>
+#endif
 
 #include "rows.h"
 
@@ -49,6 +55,26 @@ inline Halves narrow(const Vec& v) {
   return __builtin_convertvector((rounded & ~is_nan) | (is_nan & 0x7fc0u), Halves);
 }
 
+#if defined(DECOMPX_PAIRS)
+// sums + the two products of each pair of `b` with the pair `a`. What is smaller than a normal number counts as zero.
+inline Vec add_pairs(const Vec& sums, const Vec& b, const float* a) {
+  uint32_t pair;
+  std::memcpy(&pair, a, sizeof pair);
+  const Words left = Words{} + pair;
+#if defined(DECOMPX_LOWERED)
+  Words right;
+  std::memcpy(&right, &b, sizeof right);
+  const Words first[] = {left << 16, right << 16}, second[] = {left & 0xffff0000u, right & 0xffff0000u};
+  Vec v[4];
+  std::memcpy(v, second, sizeof second);
+  std::memcpy(v + 2, first, sizeof first);
+  return sums + v[0] * v[1] + v[2] * v[3];
+#else
+  return (Vec)_mm512_dpbf16_ps((__m512)sums, (__m512bh)b, (__m512bh)left);
+#endif
+}
+#endif
+
 // `n` numbers, all of a register or fewer; the rest of it is zero.
 inline Vec load(const float* from, int64_t n) {
   Vec v{};
@@ -79,14 +105,17 @@ inline void each(int64_t width, const Body& body) {
   if (j < width) body(j, width - j);
 }
 
+template <int Half, int... Lane>
+inline Vec add_halves(const Vec& v, std::integer_sequence<int, Lane...>) {
+  return v + __builtin_shufflevector(v, v, (Lane ^ Half)...);
+}
+
 // The sum of a register, by halves: one after another, 16 numbers would round four times as often.
-inline float sum_of(const Vec& v) {
-  float lanes[kFloats];
-  std::memcpy(lanes, &v, sizeof v);
-  for (int64_t half = kFloats / 2; half > 0; half /= 2) {
-    for (int64_t lane = 0; lane < half; ++lane) lanes[lane] += lanes[lane + half];
-  }
-  return lanes[0];
+inline float sum_of(Vec v) {
+  constexpr std::make_integer_sequence<int, kFloats> lanes;
+  if constexpr (kFloats > 8) v = add_halves<8>(v, lanes);
+  if constexpr (kFloats > 4) v = add_halves<4>(v, lanes);
+  return add_halves<1>(add_halves<2>(v, lanes), lanes)[0];
 }
 
 // The sum over a row of `term(j, n)`. Four partial sums, since one would wait for itself.
@@ -178,6 +207,36 @@ void bias_split(
   }
 }
 
+// What is left of a norm when the means are known: its linear part, and the bias by weights `dot(k)`.
+template <typename T, typename Dot>
+inline void finish_norm(
+    const Vectors& x,
+    float inverse,
+    const float* means,
+    const float* weight,
+    const float* bias,
+    Rule rule,
+    float* shares,
+    const Dot& dot) {
+  const auto value = [&](int64_t k, int64_t j, int64_t n) {
+    const Vec v = (load(row<T>(x, k) + j, n) - means[k]) * inverse;
+    return weight ? v * load(weight + j, n) : v;
+  };
+  if (bias) {
+    normalise(shares, x.count, rule, dot, [&](int64_t k) {
+      return any(x.width, [&](int64_t j, int64_t n) { return value(k, j, n); });
+    });
+  }
+  for (int64_t k = 0; k < x.count; ++k) {
+    T* to = row<T>(x, k);
+    each(x.width, [&](int64_t j, int64_t n) {
+      Vec v = value(k, j, n);
+      if (bias) v += load(bias + j, n) * shares[k];
+      store(to + j, v, n);
+    });
+  }
+}
+
 template <typename T>
 void layernorm(
     const Vectors& x,
@@ -202,26 +261,58 @@ void layernorm(
       return weight ? v * load(weight + j, n) : v;
     });
   }
-  const auto value = [&](int64_t k, int64_t j, int64_t n) {
-    const Vec v = (load(row<T>(x, k) + j, n) - means[k]) * inverse;
-    return weight ? v * load(weight + j, n) : v;
+  finish_norm<T>(
+      x, inverse, means, weight, bias, rule, shares, [&](int64_t k) { return dots ? dots[k] : shares[k]; });
+}
+
+// bias_split of a branch with the state as its residual, and layernorm, while a row is near; the branch is only read.
+template <typename T>
+void add_norm(
+    const Vectors& x,
+    const Vectors& branch,
+    const float* branch_bias,
+    bool share_after_residual,
+    float scale,
+    const float* weight,
+    const float* bias,
+    bool centre,
+    Rule rule,
+    float* scratch) {
+  float *shares = scratch, *means = scratch + x.count;
+  const float inverse = 1 / scale;
+  if (rule == Rule::none) branch_bias = bias = nullptr;
+  const auto given = [&](int64_t k, int64_t j, int64_t n) {
+    const Vec v = load(row<T>(branch, k) + j, n);
+    return share_after_residual ? v + load(row<T>(x, k) + j, n) : v;
   };
-  if (bias) {
+  if (branch_bias) {
     normalise(
         shares,
         x.count,
         rule,
-        [&](int64_t k) { return dots ? dots[k] : shares[k]; },
-        [&](int64_t k) { return any(x.width, [&](int64_t j, int64_t n) { return value(k, j, n); }); });
+        [&](int64_t k) {
+          return sum(x.width, [&](int64_t j, int64_t n) { return given(k, j, n) * load(branch_bias + j, n); });
+        },
+        [&](int64_t k) { return any(x.width, [&](int64_t j, int64_t n) { return given(k, j, n); }); });
   }
+  const bool looks = bias && rule != Rule::cls && rule != Rule::equal;
   for (int64_t k = 0; k < x.count; ++k) {
     T* to = row<T>(x, k);
-    each(x.width, [&](int64_t j, int64_t n) {
-      Vec v = value(k, j, n);
-      if (bias) v += load(bias + j, n) * shares[k];
+    const float share = branch_bias ? shares[k] : 0;
+    const float total = sum(x.width, [&](int64_t j, int64_t n) {
+      Vec v = load(to + j, n) + load(row<T>(branch, k) + j, n);
+      if (branch_bias) v += load(branch_bias + j, n) * share;
       store(to + j, v, n);
+      return load(to + j, n);  // as it was rounded
+    });
+    const float mean = means[k] = centre ? total / static_cast<float>(x.width) : 0;
+    if (!looks) continue;
+    shares[k] = sum(x.width, [&](int64_t j, int64_t n) {
+      const Vec v = (load(to + j, n) - mean) * load(bias + j, n);
+      return weight ? v * load(weight + j, n) : v;
     });
   }
+  finish_norm<T>(x, inverse, means, weight, bias, rule, shares, [&](int64_t k) { return shares[k]; });
 }
 
 template <typename T>
@@ -277,6 +368,7 @@ void functional_dots(const Vectors& x, const float* g, int64_t g_stride, int64_t
 }
 
 #include "mixing_impl.h"
+#include "products_impl.h"
 #include "network_impl.h"
 
 // `function` for the element type of the vectors, with the same arguments.
@@ -303,6 +395,20 @@ void layernorm_of(
   DECOMPX_BY_DTYPE(layernorm, x, scale, weight, bias, centre, rule, dots, scratch)
 }
 
+void add_norm_of(
+    const Vectors& x,
+    const Vectors& branch,
+    const float* branch_bias,
+    bool share_after_residual,
+    float scale,
+    const float* weight,
+    const float* bias,
+    bool centre,
+    Rule rule,
+    float* scratch) {
+  DECOMPX_BY_DTYPE(add_norm, x, branch, branch_bias, share_after_residual, scale, weight, bias, centre, rule, scratch)
+}
+
 void activation_of(
     const Vectors& a, const float* slope, const float* bias, const float* intercept, Rule rule, float* scratch) {
   DECOMPX_BY_DTYPE(activation, a, slope, bias, intercept, rule, scratch)
@@ -320,6 +426,10 @@ void lay_out_matrix_of(const Matrix& matrix, int64_t start, int64_t stop, float*
   DECOMPX_BY_DTYPE(lay_out_matrix, matrix, start, stop, to)
 }
 
+void product_of(const ProductBlock& block, float* scratch) {
+  DECOMPX_BY_DTYPE(product, block, scratch)
+}
+
 void network_of(const NetworkRows& rows, const Network& net, float* scratch) {
   DECOMPX_BY_DTYPE(network, rows, net, scratch)
 }
@@ -329,7 +439,15 @@ void network_of(const NetworkRows& rows, const Network& net, float* scratch) {
 }  // namespace
 
 const Kernels table = {
-    bias_split_of, layernorm_of, activation_of, functional_dots_of, mixing_of, lay_out_matrix_of, network_of};
+    bias_split_of,
+    layernorm_of,
+    add_norm_of,
+    activation_of,
+    functional_dots_of,
+    mixing_of,
+    lay_out_matrix_of,
+    product_of,
+    network_of};
 
 }  // namespace DECOMPX_LEVEL
 }  // namespace decompx

@@ -64,10 +64,10 @@ class Reach:
         return self.through(op.pattern) if op.memory is None else replace(self, first=torch.zeros_like(self.first))
 
     @classmethod
-    def around(cls, n: int, radius: int, device: torch.device) -> Reach:
-        """Each position holds the tokens up to ``radius`` away: what a convolution of the embedding makes."""
+    def around(cls, n: int, before: int, after: int, device: torch.device) -> Reach:
+        """Each position holds so many tokens before and after its own: what a convolution of the embedding makes."""
         i = torch.arange(n, device=device)
-        return cls((i - radius).clamp_min(0), (i + radius).clamp_max(n - 1))
+        return cls((i - before).clamp_min(0), (i + after).clamp_max(n - 1))
 
     def joined(self, other: Reach) -> Reach:
         """What either reaches; both hold the position itself, so that no hole comes between."""
@@ -117,7 +117,7 @@ def reach_after(sublayer: Sublayer, reach: Reach | None, config: DecompXConfig) 
 
 def reach_of_convolution(op: Convolution) -> Reach:
     """Which tokens reach a position within a convolution, which reads the embedding and no state."""
-    return Reach.around(op.embedding.shape[1], op.radius, op.embedding.device)
+    return Reach.around(op.embedding.shape[1], op.before, op.after, op.embedding.device)
 
 
 def active_ops(sublayer: Sublayer, config: DecompXConfig) -> tuple[Op, ...]:

@@ -22,8 +22,8 @@ class Convolution:
     """``act(sum_t e[i + t - r] W_t + b)`` with its pre-activations known; tokens beyond the ends are zero.
 
     Attributes:
-        weight: ``[d_out, d_in / groups, t]`` as torch stores it, ``t = 2 r + 1`` taps; ``W_t`` is ``weight[..., t]``
-            transposed.
+        weight: ``[d_out, d_in / groups, t]`` as torch stores it, of ``t`` taps with ``r = t // 2`` of them before a
+            position; ``W_t`` is ``weight[..., t]`` transposed.
         bias: ``[d_out]`` or ``None``.
         groups: how many parts of the hidden state are convolved apart.
         activation: a name of :mod:`decompx_fast.activations`.
@@ -46,9 +46,14 @@ class Convolution:
         return self.weight.shape[2]
 
     @property
-    def radius(self) -> int:
-        """How far they are away at the most."""
+    def before(self) -> int:
+        """How many tokens before its own a position reads."""
         return self.taps // 2
+
+    @property
+    def after(self) -> int:
+        """How many tokens after its own: one less where the number of taps is even."""
+        return self.taps - 1 - self.before
 
     @property
     def constants(self) -> dict[str, Tensor]:
@@ -75,14 +80,14 @@ class Convolution:
         vectors = self.embedding.new_zeros(b, n, self.taps, self.weight.shape[0])
         e = self.embedding.transpose(1, 2)  # [b, d, j]
         for tap in range(self.taps):
-            shift = tap - self.radius
+            shift = tap - self.before
             rows = slice(max(-shift, 0), min(n - shift, n))
             if rows.start < rows.stop:
                 part = e[:, :, rows.start + shift : rows.stop + shift]
                 product = F.conv1d(part, self.weight[:, :, tap : tap + 1], groups=self.groups)
                 vectors[:, rows, tap] = product.transpose(1, 2)
         i = torch.arange(n, device=self.embedding.device)[:, None]
-        tokens = i + torch.arange(self.taps, device=i.device) - self.radius
+        tokens = i + torch.arange(self.taps, device=i.device) - self.before
         return vectors, tokens.clamp(0, n - 1)
 
     def transposed(self, g: Tensor, rows: slice) -> tuple[Tensor, slice]:
@@ -90,6 +95,6 @@ class Convolution:
         n = self.embedding.shape[1]
         spread = F.conv_transpose1d(g.flatten(0, 1).transpose(1, 2), self.weight, groups=self.groups)
         spread = spread.transpose(1, 2).unflatten(0, g.shape[:2])  # of the positions from rows.start - r
-        reached = slice(max(rows.start - self.radius, 0), min(rows.stop + self.radius, n))
-        first = rows.start - self.radius
+        reached = slice(max(rows.start - self.before, 0), min(rows.stop + self.after, n))
+        first = rows.start - self.before
         return spread[:, :, reached.start - first : reached.stop - first], reached

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from operator import is_
@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from .private_copy import modules_of, private_copy
+from .remembered import ReadT, Remembered
 
 _CONTAINERS = (dict, OrderedDict, list, tuple)
 
@@ -32,16 +33,33 @@ class Copies:
 
     def __init__(self) -> None:
         self._kept: list[_Kept] = []  # one at the most; what is taken by ``pop`` is nobody else's
+        self._lent: dict[int, _Kept] = {}  # by the ``id`` of the copy
 
     @contextmanager
     def lend(self, model: nn.Module) -> Iterator[nn.Module]:
         """A private copy of the model, in eval mode."""
         kept = self._take(model) or _Kept(model)
+        self._lent[id(kept.copy)] = kept
         try:
             yield kept.copy
         finally:
+            del self._lent[id(kept.copy)]
             if kept.reusable:
                 self._kept[:] = [kept]
+
+    def read(self, copy: nn.Module, read: Callable[[nn.Module], ReadT]) -> ReadT:
+        """What a function reads from a copy that is lent and has not run since; what it gave the last time, where
+        nothing that it can have looked at has changed (:class:`.remembered.Remembered`).
+
+        Args:
+            copy: that :meth:`lend` yielded.
+            read: is given it; always the same function.
+        """
+        kept = self._lent[id(copy)]
+        known = kept.known
+        if known is None or not known.holds():
+            kept.known = known = Remembered(modules_of(copy), read(copy))
+        return known.read
 
     def _take(self, model: nn.Module) -> _Kept | None:
         try:
@@ -62,6 +80,7 @@ class _Kept:
         self._theirs = _Attributes(modules_of(model))  # before the copy: what changes while it is made shows later
         self.copy = private_copy(model)
         self._ours = _Attributes(modules_of(self.copy))
+        self.known: Remembered[Any] | None = None
 
     @property
     def reusable(self) -> bool:

@@ -227,9 +227,9 @@ def linearize(
                 f"{name}.to({str(device)!r})"
             )
     with plain_mode(device), undisturbed(model, copies) as model:
-        spec = describe(model)
-        hooked: set[int] = set()
         renewed = _has_pre_hooks(model)
+        spec = describe(model) if copies is None or renewed else copies.read(model, describe)
+        hooked: set[int] = set()
         if renewed:  # hooks before a module may renew its weights: what was noted would be of this call alone
             hooked = {n for n, layer in enumerate(spec.layer_modules) if _has_pre_hooks(layer)}
         inputs = with_decoder_inputs(spec, inputs)
@@ -331,4 +331,4 @@ def specification(model: nn.Module, copies: Copies | None = None) -> ModelSpec:
     """
     model = unwrap(model)
     with plain_mode(only_device(model)), undisturbed(model, copies) as model:
-        return describe(model)
+        return describe(model) if copies is None else copies.read(model, describe)

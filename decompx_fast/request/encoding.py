@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..errors import InputError, shown
-from ..result.failure import OF_AN_INPUT, Failure
+from ..result.failure import Failure, attempt
 from ..result.tokens import BLANK
 from ..result.words import Span
 from .alignment import align
@@ -109,14 +110,7 @@ class Reader:
     def _each(self, items: Iterable[Any], read: Callable[[int, Any], Encoded]) -> Iterator[Encoded | Failure]:
         try:
             for n, item in enumerate(items):
-                found: Encoded | Failure
-                try:
-                    found = read(n, item)
-                except OF_AN_INPUT as error:
-                    if not self.skip:
-                        raise
-                    found = Failure.of(n, error)
-                yield found
+                yield attempt(partial(read, n, item), n, skip=self.skip)
         finally:
             self.notices.say()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from ..errors import InputError, shown, warn_user
 from ..optional import import_optional
-from ..result.failure import OF_AN_INPUT, Failure
+from ..result.failure import Failure, attempt
 from ..result.picture import Picture
 from .encoded import Encoded
 
@@ -90,14 +91,7 @@ class PictureReader:
 
     def _each(self, items: Iterable[Any], read: Callable[[int, Any], Encoded]) -> Iterator[Encoded | Failure]:
         for n, item in enumerate(items):
-            found: Encoded | Failure
-            try:
-                found = read(n, item)
-            except OF_AN_INPUT as error:
-                if not self.skip:
-                    raise
-                found = Failure.of(n, error)
-            yield found
+            yield attempt(partial(read, n, item), n, skip=self.skip)
 
     def read_one(self, item: Any, where: str, number: int = 0) -> Encoded:
         """One picture, through the processor."""

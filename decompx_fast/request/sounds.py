@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import wave
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from ..errors import InputError, shown
-from ..result.failure import OF_AN_INPUT, Failure
+from ..result.failure import Failure, attempt
 from ..result.picture import Picture
 from .encoded import Encoded
 
@@ -89,14 +90,7 @@ class SoundReader:
 
     def _each(self, items: Iterable[Any], read: Callable[[int, Any], Encoded]) -> Iterator[Encoded | Failure]:
         for n, item in enumerate(items):
-            found: Encoded | Failure
-            try:
-                found = read(n, item)
-            except OF_AN_INPUT as error:
-                if not self.skip:
-                    raise
-                found = Failure.of(n, error)
-            yield found
+            yield attempt(partial(read, n, item), n, skip=self.skip)
 
     def read_one(self, item: Any, where: str, number: int = 0) -> Encoded:
         """One sound, through the processor."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from ..errors import InputError, OptionError, shown
 from ..result.blocks import ENCODER_SOURCES
-from ..result.failure import OF_AN_INPUT, Failure
+from ..result.failure import Failure, attempt
 from ..result.tokens import readable_tokens
 from ..result.words import NO_PLACES, TokenGroup, group_by_number, group_by_word, joint_span
 from .encoded import Encoded
@@ -108,13 +109,8 @@ def with_sources(
         if isinstance(one, Failure):
             yield one
             continue
-        try:
-            found: tuple[Encoded, Sources | None] | Failure = one, resolve_sources(sources, one)
-        except OF_AN_INPUT as error:
-            if not skip:
-                raise
-            found = Failure.of(one.number, error)
-        yield found
+        found = attempt(partial(resolve_sources, sources, one), one.number, skip=skip)
+        yield found if isinstance(found, Failure) else (one, found)
 
 
 def picture_sources(sources: Any, encoded: Encoded) -> Sources | None:

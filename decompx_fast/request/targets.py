@@ -59,7 +59,7 @@ def resolve_targets(targets: Any, labels: Sequence[str]) -> Targets:
 
     Raises:
         OptionError: for a class that does not exist.
-        InputError: for weights that are no numbers.
+        InputError: for weights that are no finite numbers.
     """
     count = len(labels)
     if targets is None:
@@ -81,7 +81,8 @@ def _column(target: Any, labels: Sequence[str]) -> tuple[str, int | None, Tensor
         if not target:
             raise InputError("a direction in targets is empty: give each class its weight")
         for key, weight in target.items():
-            weights[_class(key, labels)] += _number(weight, key)
+            index = _class(key, labels)
+            weights[index] = finite_weight(weights[index].item() + finite_weight(weight, key), key)
         return _direction_name(weights, labels), None, weights
     if getattr(target, "ndim", 0) > 0:  # a tensor or an array
         weights = _weights(target, labels)
@@ -129,10 +130,20 @@ def _listed(labels: Sequence[str]) -> str:
     return f"classes are {shown}" + (f" and {len(labels) - 12} more" if len(labels) > 12 else "")
 
 
-def _number(weight: Any, key: Any) -> float:
-    if isinstance(weight, bool) or not isinstance(weight, numbers.Real) or not math.isfinite(weight):
-        raise InputError(f"the weight of {key!r} in targets must be a finite number, got {shown(weight)}")
-    return float(weight)
+def finite_weight(weight: Any, key: Any) -> float:
+    """A weight as a float.
+
+    Raises:
+        OptionError: for what is no number, or none that a float can hold.
+    """
+    is_number = isinstance(weight, numbers.Real) and not isinstance(weight, bool)
+    try:
+        found = float(weight) if is_number else math.nan
+    except OverflowError:
+        found = math.inf
+    if not math.isfinite(found):
+        raise OptionError(f"the weight of {key!r} in targets must be a finite number, got {shown(weight)}")
+    return found
 
 
 def _direction_name(weights: Tensor, labels: Sequence[str]) -> str:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from ..errors import BackendError, DecompXError, ModelLoadError
 from ..optional import MissingPackageError
+
+ResultT = TypeVar("ResultT")
 
 #: Errors that one input can cause; they do not end a run with ``on_error="skip"``.
 OF_AN_INPUT = (DecompXError, MemoryError, torch.OutOfMemoryError)
@@ -50,3 +53,13 @@ class Failure:
         if isinstance(error, OF_THE_SETTING):
             raise error
         return cls(number, str(error) or type(error).__name__, type(error).__name__)
+
+
+def attempt(make: Callable[[], ResultT], number: int, *, skip: bool) -> ResultT | Failure:
+    """What is made of the input ``number``; with ``skip`` a failure in its place if the input is what is wrong."""
+    try:
+        return make()
+    except OF_AN_INPUT as error:
+        if not skip:
+            raise
+        return Failure.of(number, error)

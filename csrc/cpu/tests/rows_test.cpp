@@ -2,6 +2,7 @@
 // sanitizer sees nothing but them. Rows lie in allocations that end where they end. Threads share constants, and
 // work on positions of their own, as they do under PyTorch.
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -30,7 +31,7 @@ std::vector<float> random_numbers(int64_t n) {
 // Positions `[p, k, d]` with rows `d + gap` apart, but none after the last number.
 struct State {
   State(int64_t p, int64_t k, int64_t d, Dtype dtype, const std::vector<float>& numbers)
-      : p(p), k(k), d(d), stride(d + 3), dtype(dtype), bytes(((p * k - 1) * stride + d) * size()) {
+      : p(p), k(k), d(d), stride(d + 3), dtype(dtype), bytes(std::max<int64_t>((p * k - 1) * stride + d, 0) * size()) {
     data.reset(static_cast<char*>(std::malloc(bytes)));
     std::memset(data.get(), 0x7f, bytes);
     for (int64_t r = 0; r < p * k; ++r) {
@@ -103,6 +104,7 @@ void test(const Kernels& kernels, int64_t k, int64_t d, Dtype dtype) {
   const auto weight = random_numbers(d), bias = random_numbers(d), late = random_numbers(d);
   const State rest(p, k, d, dtype, rest_numbers);
   State split(p, k, d, dtype, numbers), normed(p, k, d, dtype, numbers), active(p, k, d, dtype, numbers);
+  State joined(p, k, d, dtype, rest_numbers);
   const State before(p, k, d, dtype, numbers);
   std::vector<float> dots(p * k * 2);
   std::vector<float> functionals(bias);
@@ -113,6 +115,17 @@ void test(const Kernels& kernels, int64_t k, int64_t d, Dtype dtype) {
     kernels.bias_split(split.at(n), &residual, bias.data(), Rule::absdot, false, scratch.data());
     kernels.layernorm(
         normed.at(n), 1.5f, weight.data(), bias.data(), true, Rule::absdot, nullptr, scratch.data());
+    kernels.add_norm(
+        joined.at(n),
+        before.at(n),
+        bias.data(),
+        false,
+        1.5f,
+        weight.data(),
+        late.data(),
+        true,
+        Rule::absdot,
+        scratch.data());
     kernels.activation(active.at(n), weight.data(), bias.data(), late.data(), Rule::absdot, scratch.data());
     kernels.functional_dots(before.at(n), functionals.data(), d, 2, dots.data() + n * k * 2);
   });
@@ -136,14 +149,24 @@ void test(const Kernels& kernels, int64_t k, int64_t d, Dtype dtype) {
       }
     }
     const auto v_shares = shares(v_dots);
+    std::vector<double> r(k * d), r_dots(k);
+    for (int64_t s = 0; s < k; ++s) {
+      double mean = 0;
+      for (int64_t j = 0; j < d; ++j) {
+        mean += (r[s * d + j] = rest.get(n * k + s, j) + x[s * d + j] + x_shares[s] * bias[j]) / d;
+      }
+      for (int64_t j = 0; j < d; ++j) r_dots[s] += (r[s * d + j] = (r[s * d + j] - mean) / 1.5 * weight[j]) * late[j];
+    }
+    const auto r_shares = shares(r_dots);
     for (int64_t s = 0; s < k; ++s) {
       compare("dots", dots[(n * k + s) * 2], x_dots[s], Dtype::float32);
       compare("late dots", dots[(n * k + s) * 2 + 1], late_dots[s], Dtype::float32);
       for (int64_t j = 0; j < d; ++j) {
-        const int64_t r = n * k + s;
-        compare("bias_split", split.get(r, j), rest.get(r, j) + x[s * d + j] + x_shares[s] * bias[j], dtype);
-        if (d > 1) compare("layernorm", normed.get(r, j), y[s * d + j] + y_shares[s] * bias[j], dtype);
-        compare("activation", active.get(r, j), v[s * d + j] + v_shares[s] * late[j], dtype);
+        const int64_t at = n * k + s;
+        compare("bias_split", split.get(at, j), rest.get(at, j) + x[s * d + j] + x_shares[s] * bias[j], dtype);
+        if (d > 1) compare("layernorm", normed.get(at, j), y[s * d + j] + y_shares[s] * bias[j], dtype);
+        if (d > 1) compare("add_norm", joined.get(at, j), r[s * d + j] + r_shares[s] * late[j], dtype);
+        compare("activation", active.get(at, j), v[s * d + j] + v_shares[s] * late[j], dtype);
       }
     }
   }
@@ -179,6 +202,35 @@ void test_mixing(const Kernels& kernels, int64_t n_i, int64_t n_j, int64_t n_k, 
         }
         compare("mixing", out.get(i * n_k + k, v), expected, dtype);
       }
+    }
+  }
+}
+
+// Rows times a matrix, some columns by each of two threads.
+void test_product(const Kernels& kernels, int64_t rows, int64_t inner, int64_t columns, bool transposed, Dtype dtype) {
+  const State a(1, rows, inner, dtype, random_numbers(rows * inner));
+  const auto numbers = random_numbers(inner * columns);
+  const State b(1, transposed ? columns : inner, transposed ? inner : columns, dtype, numbers);
+  State out(1, rows, columns, dtype, std::vector<float>(rows * columns, NAN));
+  const Matrix matrix{b.data.get(), inner, columns, transposed ? 1 : b.stride, transposed ? b.stride : 1, dtype};
+  std::vector<float> packed(inner * whole_panels(columns), NAN);
+  for (int64_t j = 0; j < columns; j += kWidestPanel) {
+    kernels.lay_out_matrix(matrix, j, j + kWidestPanel, packed.data());
+  }
+  in_threads(2, [&](int64_t half) {
+    ProductBlock block{};
+    block.from = a.data.get(), block.to = out.data.get(), block.matrix = packed.data();
+    block.from_stride = a.stride, block.to_stride = out.stride;
+    block.rows = rows, block.n_inner = inner, block.n_columns = columns, block.dtype = dtype;
+    block.start = half ? kWidestPanel : 0, block.stop = half ? columns : std::min(columns, kWidestPanel);
+    std::vector<float> scratch(product_scratch(rows, columns), NAN);
+    if (block.start < block.stop) kernels.product(block, scratch.data());
+  });
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t c = 0; c < columns; ++c) {
+      double expected = 0;
+      for (int64_t j = 0; j < inner; ++j) expected += a.get(r, j) * (transposed ? b.get(c, j) : b.get(j, c));
+      compare("product", out.get(r, c) / (1 + inner), expected / (1 + inner), dtype);
     }
   }
 }
@@ -236,18 +288,27 @@ void test_network(const Kernels& kernels, int64_t rows, int64_t d, int64_t f, bo
 
 }  // namespace
 
-const char* name_of(Level level) {
-  if (level == Level::portable) return "portable";
-  if (level == Level::avx2) return "avx2";
 #if defined(DECOMPX_LOWERED)
-  return "avx512 (lowered)";
+#define LOWERED " (lowered)"
 #else
-  return "avx512";
+#define LOWERED ""
 #endif
+
+const char* name_of(Level level) {
+  switch (level) {
+    case Level::portable:
+      return "portable";
+    case Level::avx2:
+      return "avx2";
+    case Level::avx512:
+      return "avx512" LOWERED;
+    default:
+      return "avx512_bf16" LOWERED;
+  }
 }
 
 int main() {
-  for (Level level : {Level::portable, Level::avx2, Level::avx512}) {
+  for (Level level : {Level::portable, Level::avx2, Level::avx512, Level::avx512_bf16}) {
     if (!available(level)) {
       std::printf("%s: not on this processor\n", name_of(level));
       continue;
@@ -258,6 +319,13 @@ int main() {
         for (int64_t n : {1, 6, 20}) {
           for (int64_t v : {1, 8, 20, 32, 33}) {
             for (bool masked : {false, true}) test_mixing(kernels(level), n, n + 3, k, v, masked, dtype);
+          }
+        }
+      }
+      for (int64_t rows : {1, 7, 12}) {
+        for (bool flag : {false, true}) {
+          for (int64_t inner : {0, 1, 17, 385, 800}) {
+            for (int64_t columns : {1, 16, 70, 128}) test_product(kernels(level), rows, inner, columns, flag, dtype);
           }
         }
       }

@@ -12,6 +12,7 @@ import torch
 
 from ...config import DecompXConfig
 from ...linearize.layer import KEEP_BYTES
+from ...ops.backends.native import laid_out_numbers
 from ...ops.backends.products import WIDENED_NUMBERS, copied_numbers, kind_of, varied_numbers
 from ..blocks import block_length, wide
 from ..shape import Mask, ModelShape
@@ -58,6 +59,7 @@ class Costs:
         row_twins: whether the ops on single vectors do.
         widens: kinds of products (:func:`..ops.products.kind_of`) that are taken in float32, in half precisions.
         copies: kinds of products whose results a library makes apart.
+        lays_out: kinds of products whose right matrix is laid out anew, in words of float32.
         one_op: whether a plain network is one op, which forms no hidden layer.
         recorded: whether the linearisation holds all layers (:mod:`...linearize.record`).
     """
@@ -73,6 +75,7 @@ class Costs:
     row_twins: bool = True
     widens: frozenset[str] = frozenset()
     copies: frozenset[str] = frozenset()
+    lays_out: frozenset[str] = frozenset()
     one_op: bool = False
     recorded: bool = False
 
@@ -126,8 +129,11 @@ class Costs:
         return self.widened if self.row_twins else 0
 
     def product_bytes(self, rows: int, n_in: int, n_out: int) -> int:
-        """What is made while vectors are multiplied by weights: float32 copies of half precisions, or results apart."""
+        """What is made while vectors are multiplied by weights: float32 copies of half precisions, results apart, or
+        the weights laid out anew."""
         kind = kind_of(rows, n_in, n_out)
+        if kind in self.lays_out:
+            return 4 * laid_out_numbers(n_in, n_out)
         if kind in self.copies:
             return self.item * copied_numbers(rows, n_in, n_out)
         at_once = min(rows, max(WIDENED_NUMBERS // max(n_in, n_out, 1), 1))
@@ -231,10 +237,13 @@ class Costs:
         return weights + self.shares_bytes() + most
 
     def _mixing_copies(self, rows: int, sources: int) -> int:
-        """What a library makes apart to mix a head's values of some sources."""
+        """What is made apart to mix a head's values of some sources."""
         width = sources * self.shape.head_size
         rows = min(rows, MASKED_ROWS) if self.shape.masked else rows
-        if not self.twins or kind_of(rows, self.n, width) not in self.copies:
+        kind = kind_of(rows, self.n, width)
+        if self.twins and kind in self.lays_out:
+            return 4 * laid_out_numbers(self.n, width)
+        if not self.twins or kind not in self.copies:
             return 0
         return self.item * varied_numbers(rows, self.n, width)
 
@@ -274,7 +283,8 @@ class Costs:
         s = self.shape
         size = s.d * s.f
         if path == "direct":
-            return 2 * size * (self.cast + self.wide) if self.fused else size * self.cast
+            laid_out = 4 * (laid_out_numbers(s.d, s.f) + laid_out_numbers(s.f, s.d))
+            return 2 * size * self.cast + laid_out if self.fused else size * self.cast
         folded = 3 * size * self.wide + 3 * s.d * s.d * self.wide
         return folded + (2 * size * (self.cast + self.item) if self.cast else 0)
 

@@ -124,6 +124,7 @@ def _costs(
         recorded=recorded,
         widens=_kinds_by("widened", device, dtype),
         copies=_kinds_by("onednn", device, dtype),
+        lays_out=_kinds_by("native", device, dtype),
     )
 
 

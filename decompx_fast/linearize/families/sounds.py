@@ -100,8 +100,8 @@ def wav2vec2_layer(
 
 
 def positional_convolution(parts: Parts) -> ConvolutionSpec:
-    """``act(conv(e) + b)`` of a convolution that gives as many frames as it takes; one of an even width has no tap at
-    its end.
+    """``act(conv(e) + b)`` of a convolution that gives as many frames as it takes; what one of an even width gives
+    beyond them is left out by the model.
 
     Raises:
         UnsupportedModelError: if it is something else.
@@ -118,10 +118,8 @@ def positional_convolution(parts: Parts) -> ConvolutionSpec:
         raise UnsupportedModelError(
             f"{parts.name} has a batch norm (conv_pos_batch_norm), which cannot be described yet"
         )
-    weight = module.weight.detach()
-    weight = weight if taps % 2 else nn.functional.pad(weight, (0, 1))
     bias = None if module.bias is None else module.bias.detach()
-    return ConvolutionSpec(weight, bias, module.groups, parts.activation("activation"))
+    return ConvolutionSpec(module.weight.detach(), bias, module.groups, parts.activation("activation"))
 
 
 def gated_relative_positions(layer: Parts, attend: AttentionSpec, *, table: Callable[[int], Tensor]) -> AttentionSpec:

@@ -21,7 +21,7 @@ from ...errors import BackendError
 from .. import registry
 
 #: Instruction sets, from the one that every processor has.
-LEVELS = ("portable", "avx2", "avx512")
+LEVELS = ("portable", "avx2", "avx512", "avx512_bf16")
 
 #: Names the instruction set; without it, the widest that the processor has.
 LEVEL_VARIABLE = "DECOMPX_FAST_CPU_LEVEL"
@@ -52,6 +52,11 @@ def limit(dtype: torch.dtype, rule: str = "none") -> str | None:
 def has_level(name: str) -> bool:
     """Whether the library is there and the processor has this instruction set."""
     return _load() is None and name in LEVELS and torch.ops.decompx_fast_native.has_level(LEVELS.index(name))
+
+
+def unusable() -> str | None:
+    """Why the library cannot be used, or ``None``."""
+    return _load()
 
 
 def level() -> str | None:
@@ -148,14 +153,20 @@ def network(
 ) -> None:
     """:func:`decompx_fast.ops.network` on checked arguments."""
     d, f = w_in.shape
-    packed = torch.empty(d * _whole_panels(f) + f * _whole_panels(d), dtype=torch.float32)
+    packed = torch.empty(laid_out_numbers(d, f) + laid_out_numbers(f, d), dtype=torch.float32)
     bias = None if bias is None else bias.to(torch.float32)
     torch.ops.decompx_fast_native.network(out, u, w_in, w_out, slope.to(torch.float32), bias, shares, packed)
 
 
-def _whole_panels(width: int) -> int:
-    """``whole_panels`` of csrc/cpu/rows.h."""
-    return -(-width // 32) * 32
+def product(a: Tensor, b: Tensor, out: Tensor) -> None:
+    """``out = a b`` for ``[m, k]`` and ``[k, n]``; ``a`` and ``out`` contiguous along their last axis."""
+    packed = torch.empty(laid_out_numbers(*b.shape), dtype=torch.float32)
+    torch.ops.decompx_fast_native.product(out, a, b, packed)
+
+
+def laid_out_numbers(rows: int, columns: int) -> int:
+    """Numbers of float32 that a matrix takes as csrc/cpu/rows.h wants it: ``rows * whole_panels(columns)``."""
+    return rows * (-(-columns // 64) * 64)
 
 
 def _constants(t: Tensor | None, x: Tensor) -> Tensor | None:

@@ -1,4 +1,4 @@
-"""Products of matrices on the CPU, by the library that :mod:`.product_choices` names for their dtype and kind."""
+"""Products of matrices on the CPU, by the library, or our own kernels, that :mod:`.product_choices` names for them."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ..shares import full_precision
-from . import product_choices
+from . import native, product_choices
 
 Product = Callable[[Tensor, Tensor, Tensor], None]
 
@@ -134,6 +134,10 @@ def _widened(a: Tensor, b: Tensor, out: Tensor) -> None:
         out[start : start + rows] = a[start : start + rows].to(torch.float32) @ wide
 
 
-WAYS: dict[str, Product] = {"torch": _torch, "onednn": _onednn, "widened": _widened}
+def _native(a: Tensor, b: Tensor, out: Tensor) -> None:
+    native.product(a if a.stride(1) == 1 else a.contiguous(), b, out)
+
+
+WAYS: dict[str, Product] = {"torch": _torch, "onednn": _onednn, "widened": _widened, "native": _native}
 
 _forced: list[str] = []

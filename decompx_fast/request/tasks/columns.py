@@ -13,10 +13,10 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
-from ...errors import InputError, shown
+from ...errors import InputError, OptionError, shown
 from ...result.readings import Answer, Entity, Prediction
 from ..encoded import Encoded
-from ..targets import _number
+from ..targets import finite_weight
 
 
 class Term(NamedTuple):
@@ -59,7 +59,7 @@ class Asked:
     predictions: tuple[Prediction, ...] | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Question:
     """What the user asks of each input, besides the options of the method.
 
@@ -135,6 +135,14 @@ class Task(Protocol):
 
     takes: tuple[str, ...]
 
+    def check(self, question: Question, count: int) -> None:
+        """Refuse what cannot be asked of any input; ``count``: how many outputs there are at a position.
+
+        Raises:
+            InputError: names the argument.
+        """
+        ...
+
     def notice(self, question: Question) -> str | None:
         """What is worth a warning in a question, whatever it is asked of."""
         ...
@@ -194,7 +202,7 @@ def _direction(target: Any, output_of: Callable[[Any], int], name_of: Callable[[
     weights: dict[int, float] = {}
     for key, weight in target.items():
         output = output_of(key)
-        weights[output] = weights.get(output, 0.0) + _number(weight, key)
+        weights[output] = finite_weight(weights.get(output, 0.0) + finite_weight(weight, key), key)
     weights = {output: weight for output, weight in weights.items() if weight}
     if not weights:
         raise InputError("a direction in targets is empty: give each output its weight")
@@ -236,7 +244,7 @@ def index_of(value: Any) -> int | None:
 
 
 def check_count(name: str, value: Any) -> None:
-    """Raise an InputError unless it is a whole number from 1."""
+    """Raise an OptionError unless it is a whole number from 1."""
     count = index_of(value)
     if count is None or count < 1:
-        raise InputError(f"{name}={value!r}: use a whole number from 1")
+        raise OptionError(f"{name}={value!r}: use a whole number from 1")

@@ -29,6 +29,16 @@ class FillMask:
         self.mask_id = mask_id
         self.vocabulary = Vocabulary(tokenizer)
 
+    def check(self, question: Question, count: int) -> None:
+        """Refuse targets that are a token at no place, and a ``top_k`` that is no number.
+
+        Raises:
+            InputError: names the argument.
+        """
+        self.keeps(question)
+        if question.targets is not None:
+            directions(question.targets, partial(self._token_somewhere, count=count), self.vocabulary.name)
+
     def notice(self, question: Question) -> str | None:
         """Nothing."""
         return None
@@ -67,15 +77,23 @@ class FillMask:
             if question.targets is None:
                 asked = [Direction(name, {output: 1.0}) for name, output in zip(names, found, strict=True)]
             else:
-                token = partial(
-                    self.vocabulary.token,
-                    count=outputs.count,
-                    after_space=_after_space(encoded, position),
-                    place="a mask",
-                )
+                token = partial(self._token, count=outputs.count, after_space=_after_space(encoded, position))
                 asked = directions(question.targets, token, self.vocabulary.name)
             columns += [one.at(position, place) for one in asked]
         return Asked(with_own_names(columns), predictions=tuple(predictions))
+
+    def _token(self, key: Any, *, count: int, after_space: bool) -> int:
+        return self.vocabulary.token(key, count=count, after_space=after_space, place="a mask")
+
+    def _token_somewhere(self, key: Any, *, count: int) -> int:
+        """A word may be one token after a space and several without it, or the other way round."""
+        try:
+            return self._token(key, count=count, after_space=True)
+        except InputError as error:
+            try:
+                return self._token(key, count=count, after_space=False)
+            except InputError:
+                raise error from None
 
     def _masks(self, encoded: Encoded) -> list[int]:
         return [n for n, token in enumerate(encoded.inputs["input_ids"].tolist()) if token == self.mask_id]

@@ -43,11 +43,12 @@ class TextGeneration:
     def __init__(self, tokenizer: Any) -> None:
         self.vocabulary = Vocabulary(tokenizer)
 
-    def notice(self, question: Question) -> str | None:
-        """Nothing; what cannot be asked of any input is refused.
+    def check(self, question: Question, count: int) -> None:
+        """Refuse another ``contrast`` or ``answer``, ones that do not fit together, targets that are no single token,
+        and a ``top_k`` that is no number.
 
         Raises:
-            OptionError: for another ``contrast`` or ``answer``, or ones that do not fit together.
+            InputError: names the argument.
         """
         if question.contrast not in (None, "mean"):
             raise OptionError(
@@ -62,6 +63,12 @@ class TextGeneration:
                 f"answer={question.answer!r} adds up the tokens of the output, and targets= and top_k= name others: "
                 "leave one of them out"
             )
+        self.keeps(question)
+        if question.targets is not None:
+            directions(question.targets, partial(self._token, count=count), self.vocabulary.name)
+
+    def notice(self, question: Question) -> str | None:
+        """Nothing."""
         return None
 
     def reads(self, encoded: Encoded, question: Question) -> Sequence[int]:
@@ -114,13 +121,15 @@ class TextGeneration:
 
     def _directions(self, one: _Output, outputs: Outputs, question: Question) -> list[Direction]:
         if question.targets is not None:
-            token = partial(self.vocabulary.token, count=outputs.count, after_space=False, place="an output")
-            return directions(question.targets, token, self.vocabulary.name)
+            return directions(question.targets, partial(self._token, count=outputs.count), self.vocabulary.name)
         if question.top_k is None:
             return [Direction(one.name, {one.token: 1.0})]
         found = outputs.best([one.position], min(question.top_k, outputs.count)).outputs[0].tolist()
         names = self.vocabulary.own_names(found)
         return [Direction(name, {output: 1.0}) for name, output in zip(names, found, strict=True)]
+
+    def _token(self, key: Any, *, count: int) -> int:
+        return self.vocabulary.token(key, count=count, after_space=False, place="an output")
 
 
 def _names_others(question: Question) -> bool:

@@ -46,6 +46,16 @@ class QuestionAnswering:
     def __init__(self, cls_id: int | None = None) -> None:
         self.cls_id = cls_id
 
+    def check(self, question: Question, count: int) -> None:
+        """Refuse outputs that do not exist, and a length that is no number.
+
+        Raises:
+            InputError: names the argument.
+        """
+        answer_limit(question)
+        if question.targets is not None:
+            directions(question.targets, _output, OUTPUTS.__getitem__)
+
     def notice(self, question: Question) -> str | None:
         """An overlap of windows that an answer may be longer than."""
         limit, overlap = answer_limit(question), index_of(question.doc_stride)
@@ -58,7 +68,6 @@ class QuestionAnswering:
 
     def reads(self, encoded: Encoded, question: Question) -> Sequence[int]:
         """All: the context is searched."""
-        answer_limit(question)
         context_of(encoded)
         return range(len(encoded))
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...errors import InputError, shown
+from ...errors import InputError, OptionError, shown
 from ...result.readings import Entity, Prediction
 from ...result.words import TokenGroup
 from ..encoded import Encoded
@@ -55,6 +55,18 @@ class TokenClassification:
     def __init__(self, labels: Sequence[str]) -> None:
         self.labels = tuple(labels)
 
+    def check(self, question: Question, count: int) -> None:
+        """Refuse labels that do not exist, and a ``top_k`` that is no number.
+
+        Raises:
+            OptionError: names the argument.
+        """
+        self._ignored(question.ignore_labels)
+        if question.top_k is not None:
+            check_count("top_k", question.top_k)
+        if question.targets is not None:
+            directions(question.targets, self._label, self._name)
+
     def notice(self, question: Question) -> str | None:
         """That nothing is told apart from names, where labels have no background."""
         if question.at is not None or question.ignore_labels is not None or self._ignored(None):
@@ -67,7 +79,6 @@ class TokenClassification:
 
     def reads(self, encoded: Encoded, question: Question) -> Sequence[int]:
         """The first token of each word that is asked for."""
-        self._ignored(question.ignore_labels)
         return [group.positions[0] for group, _ in self._groups(encoded, question.at)]
 
     def keeps(self, question: Question) -> int | None:
@@ -126,7 +137,6 @@ class TokenClassification:
             return directions(question.targets, self._label, self._name)
         if question.top_k is None:
             return [Direction(self._name(word.label), {word.label: 1.0})]
-        check_count("top_k", question.top_k)
         best = outputs.rows([word.first])[0].topk(min(question.top_k, outputs.count)).indices.tolist()
         return [Direction(self._name(label), {label: 1.0}) for label in best]
 
@@ -141,10 +151,10 @@ class TokenClassification:
         if names is None:
             return {n for n, label in enumerate(self.labels) if label in BACKGROUND}
         if isinstance(names, (str, bytes)) or not isinstance(names, Iterable):
-            raise InputError(f"ignore_labels={names!r}: give a list of labels, such as [{names!r}]")
+            raise OptionError(f"ignore_labels={names!r}: give a list of labels, such as [{names!r}]")
         found = {self._label(name) for name in names}
         if len(found) == len(self.labels):
-            raise InputError("ignore_labels holds every label of the model: leave out those to be explained")
+            raise OptionError("ignore_labels holds every label of the model: leave out those to be explained")
         return found
 
     def _name(self, label: int) -> str:
@@ -156,12 +166,12 @@ class TokenClassification:
                 return self.labels.index(key)
             near = difflib.get_close_matches(key, self.labels, n=1, cutoff=0.5)
             hint = f"did you mean {near[0]!r}? " if near else ""
-            raise InputError(f"there is no label {key!r}: {hint}labels are {_listed(self.labels)}")
+            raise OptionError(f"there is no label {key!r}: {hint}labels are {_listed(self.labels)}")
         index = index_of(key)
         if index is None:
             raise InputError(f"{shown(key)} is no label: use a label's name or index, or in targets a mapping of these")
         if not 0 <= index < len(self.labels):
-            raise InputError(f"there is no label {index}: labels are {_listed(self.labels)}")
+            raise OptionError(f"there is no label {index}: labels are {_listed(self.labels)}")
         return index
 
 
