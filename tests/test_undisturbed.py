@@ -97,7 +97,6 @@ def test_explaining_inside_of_a_transform_is_refused_in_our_words(bare, transfor
         torch.func.vmap(lambda ids: bare.explain(ids).scores)(torch.tensor([[5, 6, 7], [7, 8, 9]]))
 
 
-
 # Nothing is left behind.
 
 
