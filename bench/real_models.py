@@ -14,8 +14,8 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -44,11 +44,13 @@ class Subject:
         title: of its row.
         make: loads it.
         inputs: texts of its domain; of an encoder, pairs to be compared.
+        options: of the call, besides engine and rule.
     """
 
     title: str
     make: Callable[[], DecompX]
     inputs: list[Any]
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 def snippets(count: int) -> list[str]:
@@ -71,7 +73,13 @@ def subjects() -> Iterator[Subject]:
     yield Subject("names of people and places, MiniLM-L6", lambda: trained_heads.tagger(base), sentences(5))
     questions = [(trained_heads.QUESTION, text) for text in sentences(5)]
     questions.append((trained_heads.QUESTION, "The bridge was closed for two weeks. " * 90 + sentences(1)[0]))
-    yield Subject("answers, one of them in a long context, MiniLM-L6", lambda: trained_heads.reader(base), questions)
+    # Windows so short that the reference engine, which holds all vectors of a network, answers in seconds.
+    yield Subject(
+        "answers, one of them in a context of many windows, MiniLM-L6",
+        lambda: trained_heads.reader(base),
+        questions,
+        {"max_seq_len": 48},
+    )
     pairs = list(zip(texts[:50], texts[50:], strict=True))
     yield Subject("similarity of 50 pairs of movie snippets, MiniLM-L6", DecompX.demo_encoder, pairs)
     prompts = ["The capital of France is", "Water boils at a temperature of", "Once upon a time there was a"]
@@ -98,7 +106,7 @@ def measure(subject: Subject) -> list[dict[str, Any]]:
             for rule, engines in ENGINES.items():
                 truth: torch.Tensor | None = None
                 for engine in engines:
-                    scores, error, gap = answers(explainer, given, engine=engine, bias=rule)
+                    scores, error, gap = answers(explainer, given, engine=engine, bias=rule, **subject.options)
                     truth = scores.double() if truth is None else truth
                     size = truth.abs().sum(0).max().item()
                     row = rows.setdefault(

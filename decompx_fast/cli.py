@@ -18,6 +18,7 @@ import click
 
 from . import __version__
 from .cli_bulk import bulk
+from .cli_evaluate import evaluate
 from .cli_process import (
     OUTPUT_ERRORS,
     Ended,
@@ -36,14 +37,6 @@ if TYPE_CHECKING:
     from .explainer import DecompX
 
 PROGRAM = "decompx-fast"
-
-# Written out, so that the help need not load them; a test compares them with those that there are.
-METHODS_HELP = """Methods, with commas between: random, occlusion, decompx, decompx-no-bias, decompx-no-ffn,
-decompx-no-head, decompx-released, raw-attention, effective-attention, attention-rollout, attention-flow, value-norms,
-value-norms-residual-ln, globenc, globenc-ffn, alti, value-zeroing, saliency-l1, saliency-l2, gradient-x-input,
-integrated-gradients, integrated-gradients-converged, attn-lrp, lime, kernel-shap. The report defines them."""
-METRICS_HELP = """Metrics, with commas between: aopc, accuracy, aopc-least, accuracy-least, comprehensiveness,
-sufficiency, prediction-performance."""
 
 
 class _Mebibytes(click.IntRange):
@@ -192,7 +185,8 @@ def explain(
         raise click.UsageError("--image is for a --model that reads pictures, and goes with no texts")
     if sounds and (texts or file is not None or model is None):
         raise click.UsageError("--audio is for a --model that reads sounds, and goes with no texts")
-    from .cli_explain import Outputs, Source, blocks, explain_all, places, run
+    from .cli_explain import Outputs, Source, explain_all, run
+    from .cli_values import blocks, places
 
     columns = {"text": text_column, "pair": pair_column, "id": id_column}
     kind = "picture" if images else "sound" if sounds else "text"
@@ -241,48 +235,6 @@ def plan(model: str | None, tokens: int, device: str | None, **options: Any) -> 
 
 
 @cli.command()
-@click.option("--data", required=True, metavar="FILE", help="CSV, TSV, JSONL or Parquet; 'snippets': movie reviews.")
-@click.option("--out", required=True, metavar="DIR", help="Where results go; a run that was ended there goes on.")
-@click.option(
-    "--model", default="demo", metavar="PATH", help="A classifier's folder or hub id. [default: the demo model]"
-)
-@click.option("--methods", default="all", show_default=True, metavar="NAMES", help=METHODS_HELP)
-@click.option("--metrics", default="all", show_default=True, metavar="NAMES", help=METRICS_HELP)
-@click.option("--text-column", metavar="NAME", help="[default: text, or sentence]")
-@click.option("--pair-column", metavar="NAME", help="The second text of each pair.")
-@click.option("--label-column", metavar="NAME", help="Classes by name or index. [default: label]")
-@click.option(
-    "--label-map", multiple=True, metavar="LABEL=CLASS", help="The class of a label that has another name; repeatable."
-)
-@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Evaluate the first N texts only.")
-@click.option("--truncate", is_flag=True, help="Cut texts that are too long for the model, with a warning.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, metavar="N", help="Of random draws.")
-@click.option("--device", metavar="DEVICE", help="Where to compute, such as cuda. [default: cpu]")
-@click.option("--workers", type=click.IntRange(min=1), default=1, show_default=True, metavar="N", help="Processes.")
-@click.option("--quiet", is_flag=True, help="Print no table and no progress.")
-@pass_session
-def evaluate(session: Session, data: str, out: str, label_map: tuple[str, ...], quiet: bool, **options: Any) -> None:
-    """Measure how faithful attribution methods are to a model.
-
-    \b
-    Masks or removes the tokens that a method finds important, and looks at what
-    the model says then. Writes report.md, summary.json, results.parquet and
-    curves (PNG, SVG) to DIR. A killed run goes on where it was.
-    """
-    from .evaluation import evaluate as run_evaluation
-
-    classes = _label_map(label_map)
-    try:
-        found = run_evaluation(data, out=out, label_map=classes, progress=False if quiet else None, **options)
-    except KeyboardInterrupt:
-        session.keep(f"what is finished is kept in {out}, where the same command goes on")
-        raise
-    if not quiet:
-        click.echo(found.table())
-        click.echo(f"More in {found.folder / 'report.md'}")
-
-
-@cli.command()
 def doctor() -> None:
     """Print versions, devices, and which backends can be used and why not."""
     from .doctor import report
@@ -291,6 +243,7 @@ def doctor() -> None:
 
 
 cli.add_command(bulk)
+cli.add_command(evaluate)
 cli.add_command(similarity)
 
 
@@ -307,19 +260,6 @@ def _load(model: str | None, device: str | None, task: str | None = None) -> Dec
 def _class(target: str, labels: tuple[str, ...]) -> str | int:
     """A class's name, or its index where no class has that name; of a vocabulary, which has no labels, a token."""
     return int(target) if labels and target.isdecimal() and target not in labels else target
-
-
-def _label_map(pairs: tuple[str, ...]) -> dict[str, str | int] | None:
-    """Labels and their classes, by name or index; a class's name may hold an equals sign, a label may not."""
-    found: dict[str, str | int] = {}
-    for pair in pairs:
-        label, equals, name = pair.partition("=")
-        if not equals or not name:
-            raise click.UsageError(f"--label-map {pair!r}: give LABEL=CLASS, such as pos=POSITIVE")
-        if label in found:
-            raise click.UsageError(f"--label-map names the label {label!r} twice")
-        found[label] = name
-    return found or None
 
 
 def main(arguments: list[str] | None = None) -> int:

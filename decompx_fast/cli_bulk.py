@@ -69,7 +69,7 @@ def bulk(
     2: wrong usage.
     """
     from .bulk import explain_dataset
-    from .cli_explain import places
+    from .cli_values import places
 
     if model is None and options["task"] is not None:
         raise click.UsageError("--task says which head of a model to load: name the model by --model PATH")

@@ -7,7 +7,7 @@ import re
 import sys
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -153,33 +153,6 @@ def _input(number: int, row: Row, columns: Columns | None) -> Input:
 def _plain(value: Any) -> str | int | None:
     """An id as JSON has it: dates and the like as they are written."""
     return value if value is None or isinstance(value, (str, int)) else str(value)
-
-
-def blocks(written: str) -> str | float | tuple[int, int]:
-    """What a source is, as it is written on a command line: a unit, into how many blocks a picture is divided, or
-    seconds of a sound."""
-    found = re.fullmatch(r"(\d+)x(\d+)", written)
-    if found is not None:
-        return int(found[1]), int(found[2])
-    return float(written[:-1]) if re.fullmatch(r"\d*\.?\d+s", written) else written
-
-
-def places(written: Sequence[str]) -> list[Any]:
-    """Places as they are written on a command line, for ``at=``; what looks like none is a string of the text."""
-    return [_place(one) for one in written]
-
-
-def _place(written: str) -> Any:
-    from .request.tasks.places import Word
-
-    kind, *numbers = written.split(":")
-    if kind == "word" and len(numbers) in (1, 2) and all(number.isdecimal() for number in numbers):
-        text, index = ([0, *map(int, numbers)])[-2:]
-        return Word(index, text=text)
-    parts = [kind, *numbers]
-    if all(re.fullmatch(r"\d+", part) for part in parts) and len(parts) in (2, 3):
-        return tuple(map(int, parts))
-    return int(written) if re.fullmatch(r"-?\d+", written) else written
 
 
 def explain_all(

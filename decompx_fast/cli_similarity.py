@@ -72,7 +72,8 @@ def similarity(
     which pairs of tokens make it up: their scores add up to it. With --image
     QUERY and each PASSAGE are texts, and the pairs are tokens and patches.
     """
-    from .cli_explain import Outputs, blocks, run
+    from .cli_explain import Outputs, run
+    from .cli_values import blocks
 
     if pooling is not None and model is None:
         raise click.UsageError("--pooling is for an encoder's folder: give --model PATH")

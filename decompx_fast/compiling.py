@@ -23,12 +23,16 @@ def outside_compiler(function: _Function) -> _Function:
         InputError: inside of a transform of ``torch.func``, in which tensors have no values of their own.
     """
 
+    outside: Callable[..., Any] | None = None  # made once: that takes as long as some operations
+
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
-        dynamo = sys.modules.get("torch._dynamo")
+        nonlocal outside
         if not torch.compiler.is_compiling():
             _refuse_transforms()
-        return function(*args, **kwargs) if dynamo is None else dynamo.disable(function)(*args, **kwargs)
+        if outside is None and (dynamo := sys.modules.get("torch._dynamo")) is not None:
+            outside = dynamo.disable(function)
+        return (outside or function)(*args, **kwargs)
 
     return run  # type: ignore[return-value]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -101,6 +102,20 @@ class Computed:
     biased: bool
     seconds: float
 
+    # Dozens of sites and components of a few numbers each: what can be is done with all of them together.
+
+    @functools.cached_property
+    def _sites(self) -> torch.Tensor | None:
+        """``[b, s, m]``, what the sites add; ``None`` without any."""
+        sites = self.attribution.sites
+        return torch.stack([site.value for site in sites], dim=1).cpu() if sites else None
+
+    @functools.cached_property
+    def _shares(self) -> torch.Tensor | None:
+        """``[b, q, k, m]``, what the components carry; ``None`` without any."""
+        components = self.attribution.components
+        return torch.stack([*components.values()], dim=1).cpu() if components else None
+
     def explanation(self, n: int, encoded: Encoded, sources: Sources | None) -> Explanation:
         """Of input ``n`` of the batch."""
         config, attribution, answers = self.config, self.attribution, self.answers[n]
@@ -118,9 +133,6 @@ class Computed:
             error = attribution.gap[n].item()
         if config.bias == "bias_token" and not config.head:
             scores, bias_token = scores[:-1], scores[-1]
-        sites = None
-        if attribution.sites is not None:
-            sites = tuple(Site(s.layer, s.place, s.value[n, own].cpu()) for s in attribution.sites)
         return Explanation(
             **source_fields(encoded, sources),
             scores=scores,
@@ -137,12 +149,25 @@ class Computed:
             engine=self.engine,  # type: ignore[arg-type]
             time_s=self.seconds,
             stages={name: value[n].cpu() for name, value in attribution.stages.items()},
-            bias_sites=sites,
-            component_shares={name: value[n, :, own].cpu() for name, value in attribution.components.items()},
+            bias_sites=self._sites_of(n, own),
+            component_shares=self._shares_of(n, own),
             metadata=self._metadata(n, encoded) | blocks_of(encoded, sources),
             task=self.explainer.task,
             **answers.said,
         )
+
+    def _sites_of(self, n: int, own: slice) -> tuple[Site, ...] | None:
+        sites = self.attribution.sites
+        if self._sites is None:
+            return None if sites is None else ()
+        named = zip(sites or (), self._sites[n, :, own].unbind(), strict=True)
+        return tuple(Site(site.layer, site.place, value.clone()) for site, value in named)
+
+    def _shares_of(self, n: int, own: slice) -> dict[str, torch.Tensor]:
+        if self._shares is None:
+            return {}
+        named = zip(self.attribution.components, self._shares[n, ..., own].unbind(), strict=True)
+        return {name: value.clone() for name, value in named}
 
     def _metadata(self, n: int, encoded: Encoded) -> dict[str, Any]:
         model, expected = unwrap(self.explainer.model), self.attribution.expected_error

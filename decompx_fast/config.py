@@ -84,7 +84,7 @@ class DecompXConfig:
         if not isinstance(stages, (tuple, list)):
             raise OptionError(f"stages={stages!r} is not a list of stages: use some of {', '.join(map(repr, STAGES))}")
         object.__setattr__(self, "stages", tuple(stages))
-        for name, allowed in _allowed(type(self)).items():
+        for name, allowed in _allowed().items():
             if name != "stages":
                 _check_choice(name, getattr(self, name), allowed)
         for stage in self.stages:
@@ -155,10 +155,10 @@ class DecompXConfig:
 
 
 @functools.cache
-def _allowed(config: type[DecompXConfig]) -> dict[str, tuple[Any, ...]]:
+def _allowed() -> dict[str, tuple[Any, ...]]:
     """The values of each option; to read them from the types takes as long as a few operations of a model."""
-    hints = get_type_hints(config)
-    return {field.name: _choices(hints[field.name]) for field in dataclasses.fields(config)}
+    hints = get_type_hints(DecompXConfig)
+    return {field.name: _choices(hints[field.name]) for field in dataclasses.fields(DecompXConfig)}
 
 
 def _choices(hint: Any) -> tuple[Any, ...]:

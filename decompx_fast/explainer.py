@@ -182,7 +182,7 @@ class DecompX(ExplainedModel):
             top_k: at each place, so many of the likeliest labels or tokens.
             continuation: of language models, what follows the prompt and is explained, a column for each token: a text
                 (with the space that it begins with) or token ids; for a list of prompts a list. ``None``: the next
-                token. ``at`` then names tokens of the output by number, from 0.
+                token. ``at`` then names tokens of the output by number, from 0. Of an encoder-decoder, what it writes.
             generate: let the model write what follows: so many tokens at most, the likeliest each time, or a
                 ``transformers.GenerationConfig``.
             seed: of a configuration that samples; ``None`` draws one. It is kept as ``metadata["seed"]``.
@@ -192,7 +192,8 @@ class DecompX(ExplainedModel):
             max_seq_len, doc_stride: of question answering, where the context is longer than the model: it is read in
                 windows of so many tokens (``None``: as many as the model has positions), two of which share so many of
                 the context (``None``: 128, or half of a window's). The window with the best answer is explained, or the
-                one that holds what ``at`` names; ``metadata`` has its number as ``window``, from 0, of ``windows``.
+                one that holds what ``at`` names, whose own best answer is then the ``answer``; ``metadata`` has its
+                number as ``window``, from 0, of ``windows``. Group ids (``sources``) are those of all tokens.
             ignore_labels: of token classification, the background's; ``None``: ``["O"]``.
             sources: what a source is: ``"token"``, ``"word"``, ``"sentence"``, or one group id per token. Of pictures
                 ``"patch"``, ``(rows, columns)`` of blocks, or group ids ``[rows, cols]``; of a sound also ``"frame"``,
@@ -313,7 +314,7 @@ class DecompX(ExplainedModel):
         to more memory that was freed.
 
         Args:
-            tokens: how many tokens an input has.
+            tokens: how many tokens an input has; of an encoder-decoder those of both, as if all went through both.
             sources: how many groups they belong to; ``None``: each token is a source.
             batch: how many inputs are computed together.
             engine, targets: as for :meth:`explain_iter`. With ``auto``, the plan is of the engine that would be taken;

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from .asking import Asker
+from .asking import AskedOf, Asker
 from .errors import InputError, OptionError
 from .linearize.linearization import linearize
 from .linearize.model_run import plain_mode
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 #: Tokens that neighbouring windows share: what transformers' pipeline had.
 DOC_STRIDE = 128
 
-#: So many windows at most are run together, whose states are held meanwhile.
-TOGETHER = 8
+#: Windows of so many tokens in all are run together, whose states are held meanwhile.
+TOGETHER = 4096
 
 
 @dataclass(frozen=True)
@@ -169,10 +169,10 @@ class LongContexts:
         every = [Window(number, len(kept), tuple(keep), len(encoded)) for number, keep in enumerate(kept)]
         parts = [in_window(encoded, window) for window in every]
         answers: list[Answer] = []
-        for _, alike in groupby(parts, key=len):
-            several = list(alike)
-            for start in range(0, len(several), TOGETHER):
-                answers += self._answers(several[start : start + TOGETHER])
+        for length, alike in groupby(parts, key=len):
+            several, size = list(alike), max(TOGETHER // length, 1)
+            for start in range(0, len(several), size):
+                answers += self._answers(several[start : start + size])
         best = max(range(len(parts)), key=lambda number: answers[number].score)
         least = min((one.no_answer_score for one in answers if one.no_answer_score is not None), default=None)
         return in_window(encoded, replace(every[best], no_answer_score=least))
@@ -183,7 +183,9 @@ class LongContexts:
         inputs = {name: torch.stack([one.inputs[name] for one in batch]).to(e.device) for name in batch[0].inputs}
         with plain_mode(e.device):
             model = linearize(e.model, inputs, copies=e.copies)
-            asked = asker.ask(batch, asker.reads(batch), model)
+            # A decoder that reads the text again has the outputs after the encoder's tokens.
+            asked_of = AskedOf(batch, 0 if model.encoder is None else model.encoder.tokens)
+            asked = asker.ask(batch, asker.reads(batch), asked_of.outputs_of(model))
         return [one.answer for one in asked if one.answer is not None]
 
 

@@ -68,12 +68,14 @@ WRITING = {"Marian": "MTModel"}
 IN_FLOAT32 = {"umt5": 1e-5}
 
 
-def model_of(case: str, head: str | None = None, *, seed: int = 0, dtype: torch.dtype = torch.float64) -> nn.Module:
+def model_of(
+    case: str, head: str | None = None, *, seed: int = 0, dtype: torch.dtype = torch.float64, **more
+) -> nn.Module:
     """In eval mode; every weight random, no bias zero and no norm weight one. In float64 norms compute in it too."""
     prefix, options = CASES[case]
     name = prefix + (WRITING.get(prefix, "ForConditionalGeneration") if head is None else head)
     own = {"num_labels": 2} if name.endswith("QuestionAnswering") else {}
-    config = getattr(transformers, f"{prefix}Config")(**(COMMON | options | own))
+    config = getattr(transformers, f"{prefix}Config")(**(COMMON | options | own | more))
     model = getattr(transformers, name)._from_config(config).to(dtype)
     models.randomized(model, seed)
     for path, buffer in model.named_buffers():

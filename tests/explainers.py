@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import models
+import torch
 
 from decompx_fast import DecompX
 
@@ -36,3 +37,15 @@ def roberta(positions: int = 20) -> DecompX:
 def bare(**arguments: Any) -> DecompX:
     """Without a tokenizer, for ids and encodings: a vocabulary of 200, 40 positions, 2 token types."""
     return DecompX(models.classifier(labels=3, id2label=LABELS), **arguments)
+
+
+def logits_of(explainer: DecompX, *texts: str) -> torch.Tensor:
+    """What the model itself says."""
+    inputs = explainer.tokenizer(*texts, return_tensors="pt")
+    with torch.no_grad():
+        return explainer.model(**inputs).logits[0]
+
+
+def assert_close(found: torch.Tensor, expected: torch.Tensor, tolerance: float = EXACT) -> None:
+    assert found.shape == expected.shape
+    assert (found - expected).abs().max() < tolerance * expected.abs().max()

@@ -189,7 +189,7 @@ class Naive:
             values = x @ w_value[:, group]  # [j, k, v]
             b_value = None if op.b_value is None else array(op.b_value)[group]
             if rides:
-                for j, k in enumerate(self.sources):
+                for j, k in zip(range(len(x)), self.sources, strict=False):  # an encoder has the first of them
                     values[j, k] = values[j, k] + b_value
             elif b_value is not None and sinks is None:
                 through = through + b_value @ w_out[head]

@@ -12,7 +12,7 @@ from random_models import random_model
 
 from decompx_fast import DecompX
 from decompx_fast.config import DecompXConfig
-from decompx_fast.engines import reference
+from decompx_fast.engines import dtype_range, reference
 from decompx_fast.engines.adjoint import run as adjoint
 from decompx_fast.engines.attribution import Attribution, SiteShare
 from decompx_fast.engines.dtype_range import finite
@@ -97,6 +97,12 @@ def test_what_fits_is_not_warned_of():
         model = models.classifier(dtype=torch.float32)
         for dtype in ("float16", "bfloat16", "float32", "float64"):
             DecompX(model).explain(IDS, dtype=dtype)
+
+
+def test_weights_are_not_read_for_a_dtype_of_the_same_range(monkeypatch):
+    monkeypatch.setattr(dtype_range, "_weights", lambda _: pytest.fail("weights are read"))
+    for attribute in (forward.attribute, reference.attribute):
+        attribute(random_model("post_norm", dtype=torch.float32), DecompXConfig(), dtype=torch.bfloat16)
 
 
 @pytest.mark.parametrize("attribute", [forward.attribute, reference.attribute])

@@ -9,12 +9,14 @@ import torch
 from encoder_decoders import CASES, END, IN_FLOAT32, T5_LIKE, VOCABULARY, inputs, model_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from live_bytes import LiveBytes
 
 from decompx_fast import DecompXConfig, UnsupportedModelError
 from decompx_fast.engines import reference
 from decompx_fast.engines.adjoint import run as adjoint
 from decompx_fast.engines.choose import cheaper_engine, choose_engine
 from decompx_fast.engines.forward import run as forward
+from decompx_fast.engines.forward.plan import plan
 from decompx_fast.engines.shape import ModelShape
 from decompx_fast.engines.terms import Terms
 from decompx_fast.errors import InputError, OptionError
@@ -53,12 +55,20 @@ def test_engines_agree_and_scores_sum_to_the_models_logits(case, rule, record):
     assert far(total, own) <= IN_FLOAT32.get(case, ROUNDING)
 
 
+def small_question(case: str):
+    """A model, an input and terms; of BART, whose vocabulary has a bias that is shared by all of it, a classifier."""
+    one = inputs(5, 3, b=1)
+    if not case.endswith("bart"):
+        return model_of(case, seed=2), one, Terms(torch.tensor([[6, 6, 6]]), torch.tensor([[2, 7, 11]]))
+    one["input_ids"][:, -1] = END
+    return model_of(case, "ForSequenceClassification", seed=2), {"input_ids": one["input_ids"]}, None
+
+
 @pytest.mark.parametrize("rule", ["absdot", "equal", "abssim", "bias_token", "cls", "dot"])
 @pytest.mark.parametrize("case", ["flan_t5", "umt5", "bart", "mbart", "m2m100"])
 def test_a_second_decomposition_agrees(case, rule):
-    model, config = model_of(case), DecompXConfig(bias=rule)
-    one = inputs(5, 3, b=1)
-    terms = Terms(torch.tensor([[6, 6, 6]]), torch.tensor([[2, 7, 11]]))
+    config = DecompXConfig(bias=rule)
+    model, one, terms = small_question(case)
     expected = reference.attribute(linearize(model, one), config, terms=terms).scores[0].numpy()
     found, _ = naive.decompose(linearize(model, one), config, terms=terms)
     found = found[:-1] if rule == "bias_token" else found
@@ -78,8 +88,8 @@ OPTIONS = {
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("case", ["flan_t5", "bart", "mbart"])
 def test_engines_agree_with_every_option(case, options):
-    model, config = model_of(case, seed=2), DecompXConfig(**options)
-    one, terms = inputs(4, 3, b=1), Terms(torch.tensor([[6, 6]]), torch.tensor([[2, 7]]))
+    config = DecompXConfig(**options)
+    model, one, terms = small_question(case)
     expected, _ = naive.decompose(linearize(model, one), config, terms=terms)
     for engine in (reference, forward, *([adjoint] if config.bias in LINEAR else [])):
         found = engine.attribute(linearize(model, one), config, terms=terms).scores[0].numpy()
@@ -164,6 +174,29 @@ def test_t5_adds_no_bias_so_every_rule_is_the_same_and_the_adjoint_engine_answer
     assert cheaper_engine(shape, config.replace(bias="none"), tokens=11, sources=None, directions=4) == "adjoint"
 
 
+def test_components_of_both_stacks_sum_to_the_logits():
+    """Of a model without biases, so that there are no sites: whatever does not flow by a sublayer comes in later."""
+    linearization = linearize(model_of("flan_t5"), inputs())
+    found = adjoint.attribute(linearization, DecompXConfig(bias="none"), terms=TERMS)
+    total = linearization.values(TERMS)
+
+    def ways(name: str) -> torch.Tensor:
+        return (found.components[name] + found.components[name.replace(".", "_residual.")]).sum(1)
+
+    of_decoder = found.scores[:, READ:].sum(1)
+    for layer in (0, 1):
+        for kind in ("attention", "ffn"):
+            assert far(ways(f"{kind}.{layer}") + of_decoder, total) <= ROUNDING
+    for layer in (2, 3, 4):
+        later = sum(found.components[f"cross_attention.{n}"].sum(1) for n in range(layer + 1, 5))
+        own = found.components[f"cross_attention.{layer}"].sum(1)
+        assert far(ways(f"attention.{layer}") + own + later, total) <= ROUNDING
+        assert far(ways(f"cross_attention.{layer}") + later, total) <= ROUNDING
+        assert far(ways(f"ffn.{layer}") + later, total) <= ROUNDING
+        assert (found.components[f"cross_attention.{layer}"][:, READ:] == 0).all()
+        assert (found.components[f"ffn.{layer}"][:, :READ] == 0).all()
+
+
 @pytest.mark.parametrize("case", ["flan_t5", "bart"])
 @pytest.mark.parametrize("room", [None, 60_000])
 def test_small_blocks_and_groups_of_tokens_change_nothing(case, room):
@@ -194,6 +227,21 @@ def test_vectors_of_positions_are_those_of_the_decoder():
     assert stages["encoder.1"].shape == (2, READ, READ + 4, 12)  # the memory
     with pytest.raises(InputError, match="position 3 is one of the encoder"):
         forward.attribute(linearize(model, inputs()), config, terms=TERMS, positions=[3])
+
+
+@pytest.mark.parametrize("rule", ["absdot", "none"])
+@pytest.mark.parametrize("lengths", [(60, 60), (100, 10), (10, 100)])
+def test_plan_foretells_the_peak(lengths, rule):
+    sizes = {"d_model": 48, "encoder_ffn_dim": 96, "decoder_ffn_dim": 96, "max_position_embeddings": 128}
+    model, config = model_of("bart", dtype=torch.float32, **sizes), DecompXConfig(bias=rule)
+    linearization = linearize(model, inputs(*lengths, b=1))
+    terms = Terms(torch.full((1, 1), sum(lengths) - 1), torch.tensor([[3]]))
+    counter = LiveBytes()
+    with counter:
+        forward.attribute(linearization, config, terms=terms, workspace_bytes=4 << 20)
+    shape = ModelShape.from_linearization(linearization, next(linearization.layers()), terms)
+    foretold = plan(shape, sum(lengths), config=config, workspace_bytes=4 << 20)
+    assert foretold.peak_bytes == pytest.approx(counter.peak, rel=0.1)
 
 
 def test_what_cannot_be_asked_is_refused():

@@ -439,6 +439,21 @@ def test_a_missing_library_is_told(monkeypatch, tmp_path):
         assert ops.usable("native", "cpu") == (BUILT, REASON)
 
 
+@needs_library
+def test_a_library_of_an_older_version_is_told(monkeypatch):
+    monkeypatch.setattr(native, "OPERATORS", (*native.OPERATORS, "what_is_new"))
+    native._load.cache_clear()
+    try:
+        can, reason = ops.usable("native", "cpu")
+        assert not can and "is older than this package (it has no what_is_new)" in reason
+        x = random(1, 2, 3, 8).cpu()
+        ops.bias_split_(x, random(8).cpu())  # plain PyTorch does it
+    finally:
+        monkeypatch.undo()
+        native._load.cache_clear()
+        assert ops.usable("native", "cpu") == (BUILT, REASON)
+
+
 @pytest.mark.parametrize(
     ("flags", "lowered"), [("avx2 avx512f avx512bw avx512dq avx512vl", False), ("avx2 fma", True), ("avx512f", True)]
 )

@@ -13,7 +13,7 @@ import torch
 from explanation_samples import byte_level, wordpiece
 from refusals import refuses
 from rich.console import Console
-from test_render import ATTACK, Reader
+from test_render_html import ATTACK, Reader
 
 import decompx_fast
 from decompx_fast import PairExplanation

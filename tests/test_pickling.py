@@ -56,7 +56,8 @@ def test_an_explainer_is_pickled_by_the_folder_of_its_model(folder):
         (explainer.config, explainer.engine, explainer.dtype, explainer.batch_size, explainer.name)
     )
     assert torch.equal(back.explain(TEXT).scores, explainer.explain(TEXT).scores)
-    assert len(pickle.dumps(back)) == len(held)
+    # Equal strings are written once where they are one object, which differs from process to process.
+    assert len(pickle.dumps(back)) == pytest.approx(len(held), abs=32)
 
 
 def _train(explainer: DecompX) -> None:

@@ -177,6 +177,16 @@ def test_labels_of_words_and_vectors_of_texts_come_from_the_encoder_alone():
     assert pair.completeness_error < EXACT
 
 
+def test_vectors_of_texts_come_from_the_encoder_of_a_saved_t5(tmp_path):
+    model_of("t5", dtype=torch.float32).save_pretrained(tmp_path)
+    tokenizer().save_pretrained(tmp_path)
+    e = DecompX.from_pretrained(tmp_path, pooling="mean")
+    expected = DecompX(model_of("t5", dtype=torch.float32), tokenizer()).model.encoder
+    a, b = (expected(**tokenizer()(text, return_tensors="pt"))[0].mean(1)[0] for text in ("the cat", "a b c"))
+    found = e.similarity("the cat", "a b c")
+    assert abs(found.scores.sum() - torch.nn.functional.cosine_similarity(a, b, dim=0)) < 1e-5
+
+
 def test_a_saved_model_is_loaded_for_its_task(tmp_path):
     model_of("flan_t5", dtype=torch.float32).save_pretrained(tmp_path)
     tokenizer().save_pretrained(tmp_path)
@@ -202,6 +212,11 @@ def test_too_long_texts_and_outputs_are_refused_or_cut():
         ({"continuation": [999], "texts": TEXT}, "holds the token 999"),
         ({"continuation": "a", "generate": 2, "texts": TEXT}, "give one of them"),
         ({"texts": ("a", "b")}, "is a pair of texts"),
+        (
+            {"texts": {"input_ids": [[9, 1]], "decoder_input_ids": [[1]]}},
+            "what the decoder reads is given by continuation",
+        ),
+        ({"texts": {"input_ids": [[9, 1]], "position_ids": [[0, 1]]}}, "a model with a decoder does not take"),
     ],
 )
 def test_what_cannot_be_asked_is_refused(arguments, message):

@@ -13,9 +13,9 @@ import task_models
 import torch
 from refusals import refuses
 from rich.console import Console
-from transformers import RobertaConfig, RobertaForQuestionAnswering
+from transformers import BartConfig, BartForQuestionAnswering, RobertaConfig, RobertaForQuestionAnswering
 
-from decompx_fast import DecompX, Explanation, Failure, Word
+from decompx_fast import DecompX, Explanation, Failure, Word, windowing
 from decompx_fast.errors import OptionError
 
 SIZE = 40  # positions of the model
@@ -121,6 +121,37 @@ def test_windows_of_a_byte_level_model(seed):
     assert found.answer.no_answer_score == pytest.approx(nothing, rel=1e-9)
 
 
+def test_windows_of_a_model_whose_decoder_reads_the_text_again():
+    tokenizer = models.byte_pair()
+    config = BartConfig(
+        vocab_size=len(tokenizer),
+        d_model=16,
+        encoder_layers=2,
+        decoder_layers=2,
+        encoder_attention_heads=4,
+        decoder_attention_heads=4,
+        encoder_ffn_dim=24,
+        decoder_ffn_dim=24,
+        max_position_embeddings=100,
+        pad_token_id=1,
+        bos_token_id=0,
+        eos_token_id=2,
+        decoder_start_token_id=2,
+    )
+    model = models.randomized(BartForQuestionAnswering(config).eval().double(), 3)
+    question, context = "Why?", CONTEXT
+    found = DecompX(model, tokenizer)((question, context), doc_stride=20)
+    number, ids, text, score, nothing, count = by_hand(
+        model, question, context, size=100, stride=20, tokenizer=tokenizer
+    )
+    assert (found.metadata["window"], found.metadata["windows"]) == (number, count) and count > 2
+    assert [*found.token_ids[: len(ids)]] == ids and found.completeness_error < EXACT
+    assert found.answer.text == text.strip() and found.answer.score == pytest.approx(score, rel=1e-9)
+    assert found.answer.no_answer_score == pytest.approx(nothing, rel=1e-9)
+    named = DecompX(model, tokenizer)((question, context), at="Peter Novak")
+    assert named.targets[0] == "start @ Peter" and named.completeness_error < EXACT
+
+
 def test_windows_share_so_much_that_no_answer_is_lost(readers):
     for limit in (3, 15, 20):
         for reader in readers:
@@ -131,6 +162,22 @@ def test_windows_share_so_much_that_no_answer_is_lost(readers):
             assert (found.metadata["window"], found.metadata["windows"]) == (number, count)
             assert (found.answer.text, [*found.token_ids]) == (text, ids)
             assert found.answer.score == pytest.approx(score, rel=1e-9)
+
+
+def test_windows_are_run_a_few_at_a_time(readers, monkeypatch):
+    whole, sizes = readers[0]((QUESTION, CONTEXT)), []
+    linearize = windowing.linearize
+    monkeypatch.setattr(
+        windowing,
+        "linearize",
+        lambda m, inputs, **k: sizes.append(len(inputs["input_ids"])) or linearize(m, inputs, **k),
+    )
+    for together, most in ((1, 1), (2 * SIZE, 2), (4096, whole.metadata["windows"])):
+        monkeypatch.setattr(windowing, "TOGETHER", together)
+        sizes.clear()
+        found = readers[0]((QUESTION, CONTEXT))
+        assert max(sizes) <= most and sum(sizes) == whole.metadata["windows"]
+        assert found.metadata["window"] == whole.metadata["window"]
 
 
 def test_what_fits_is_read_whole(readers):

@@ -86,6 +86,12 @@ inline void lay_out_words(
     float* panel) {
   for (int64_t k = first; k < last; ++k) {
     const T* row = from + k * kPerWord<T> * matrix.row_stride;
+    if constexpr (!kPairs<T>) {
+      if (matrix.column_stride == 1) {
+        each(stop - start, [&](int64_t c, int64_t n) { store(panel + k * kBand + start + c, load(row + start + c, n), n); });
+        continue;
+      }
+    }
     for (int64_t c = start; c < stop; ++c) {
       const T* top = row + c * matrix.column_stride;
       float* to = panel + k * kBand + c;

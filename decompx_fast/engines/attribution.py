@@ -14,7 +14,8 @@ class SiteShare:
 
     Attributes:
         layer: index of the layer, or -1 for the head.
-        place: such as ``"attention"``, ``"ln1"``, ``"ffn.in"``, ``"ffn.out"``, ``"ln2"``, ``"head.0"``.
+        place: such as ``"attention"``, ``"ln1"``, ``"ffn.in"``, ``"ffn.out"``, ``"ln2"``, ``"head.0"``; in a decoder
+            ``"cross_attention"`` and ``"cross_ln"`` too.
         value: ``[b, c]``.
     """
 
@@ -37,7 +38,10 @@ class Attribution:
         components: what flows from the state of each token before a sublayer, by the way that it takes:
             ``"attention.LAYER"`` (its value path) and ``"attention_residual.LAYER"``, ``"ffn.LAYER"`` and
             ``"ffn_residual.LAYER"``, each ``[b, k, c]``. The ways of one sublayer, summed over the tokens, and the
-            sites from that sublayer on, sum to the logit.
+            sites from that sublayer on, sum to the logit. Of a decoder ``"cross_attention.LAYER"`` is what flows from
+            the encoder's tokens by the memory, and ``"cross_attention_residual.LAYER"`` what flows past it. The ways of
+            its sublayers sum to the logit with what flows from the memory later; those of the encoder's with the scores
+            of the decoder's tokens.
         expected_error: ``[b]``, how wrong the scores probably are by rounding, relative to the largest
             (:class:`.accuracy.Conditioning`).
     """

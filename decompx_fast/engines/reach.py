@@ -28,15 +28,16 @@ class Reach:
     themselves, ``whole`` ``[b, i]``; after another attention with hubs, all is.
     ``None`` in place of a reach: every token, at every position.
 
-    Tokens of an encoder-decoder are numbered through both: of ``tokens`` all come from the encoder, and a position of
-    the decoder is reached by its own token and those before it, and by the encoder's once it has attended them.
+    Tokens of an encoder-decoder are numbered through both, and all that there are are never those of one stack
+    (``of_stack``): a position of the encoder is reached by its tokens, and one of the decoder by its own token, those
+    of the decoder before it, and, once they have been attended, the encoder's.
     """
 
     first: Tensor
     last: Tensor
     hubs: Tensor | None = None
     whole: Tensor | None = None
-    tokens: int | None = None
+    of_stack: bool = False
 
     @classmethod
     def own(cls, n: int, device: torch.device) -> Reach:
@@ -51,17 +52,24 @@ class Reach:
         if encoder is None:
             return own
         part = encoder.part(layer)
-        return cls(own.first[part], own.last[part], tokens=encoder.tokens)
+        return cls(own.first[part], own.last[part], of_stack=True)
 
     def everything(self) -> Reach | None:
-        """Every token, at every position; of an encoder its own."""
-        if self.tokens is None:
+        """Every token, at every position; of a stack all that have reached any of its positions."""
+        if not self.of_stack:
             return None
-        return replace(self, first=torch.zeros_like(self.first), last=torch.full_like(self.last, self.tokens - 1))
+        return replace(self, first=self.first.amin().expand_as(self.first), last=self.last.amax().expand_as(self.last))
 
     def after(self, op: Attention) -> Reach | None:
-        """What is reached after an attention; after one to an encoder all of its tokens are."""
+        """What reaches the positions after an attention; after one to an encoder all of its tokens do."""
         return self.through(op.pattern) if op.memory is None else replace(self, first=torch.zeros_like(self.first))
+
+    def within(self, op: Attention) -> Reach | None:
+        """What reaches that which an attention gives, before it is added: of one to an encoder its tokens alone."""
+        found = self.after(op)
+        if op.memory is None or found is None:
+            return found
+        return replace(found, last=torch.full_like(found.last, op.memory.shape[1] - 1))
 
     @classmethod
     def around(cls, n: int, before: int, after: int, device: torch.device) -> Reach:

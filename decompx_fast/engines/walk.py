@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..config import DecompXConfig
-from ..linearize.layer import Convolution, Head, Linearization, Sublayer
+from ..linearize.layer import Attention, Convolution, Head, Linearization, Sublayer
 from .bias import Rule
 from .reach import Reach, equal_shares, equal_shares_at_head, reach_after, reach_of_convolution
 
@@ -47,9 +47,12 @@ class Walk:
         """The rule here."""
         return self._rule_of(self._reach)
 
-    def rule_within(self, op: Convolution) -> Rule:
-        """The rule for the biases of a convolution, which reads the embedding and not the state here."""
-        return self._rule_of(reach_of_convolution(op))
+    def rule_within(self, op: Attention | Convolution) -> Rule:
+        """The rule for the biases of what does not read the state here alone: an attention, before what it gives is
+        added, or a convolution, which reads the embedding."""
+        if isinstance(op, Convolution):
+            return self._rule_of(reach_of_convolution(op))
+        return self._rule_of(None if self._reach is None else self._reach.within(op))
 
     def _rule_of(self, reach: Reach | None) -> Rule:
         name = self._config.bias

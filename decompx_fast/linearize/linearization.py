@@ -134,6 +134,10 @@ class HuggingFaceLinearization(Recomputed):
     def head(self, x: Tensor, terms: Terms | None = None) -> Head:
         """The head where it is read for these terms, on the last layer's output ``x`` ``[b, i, d]``, checked against
         the model's own values of all outputs that are formed."""
+        weights = self.layer_weights
+        if weights is not None:
+            earlier = zip(weights[:-1], self._run.states[:-1], strict=True)
+            x = sum((weight * state.to(x.dtype) for weight, state in earlier), weights[-1] * x)
         head = super().head(x, terms)
         # Logits can cancel to nearly nothing, so their gap is measured against the vector they are read from.
         before = head.read(x) if len(head.steps) == 1 else head.steps[-2].output

@@ -17,6 +17,7 @@ from __future__ import annotations
 import functools
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from types import CellType, FunctionType, MethodType
 from typing import Any, TypeVar
 
@@ -69,14 +70,14 @@ def private_copy(model: _ModuleT) -> _ModuleT:
 
 
 def modules_of(model: nn.Module) -> list[nn.Module]:
-    """All modules of a tree, each once, the root first: what ``model.modules()`` yields, but several times as fast."""
-    found = {model: None}
-    waiting = [model]
-    while waiting:
-        for child in waiting.pop()._modules.values():
-            if child is not None and child not in found:
-                found[child] = None
-                waiting.append(child)
+    """All modules of a tree, each once, the root first, level by level: those of ``model.modules()``, but many times as
+    fast."""
+    found: dict[nn.Module, None] = {model: None}
+    level = [model]
+    while level:
+        below = dict.fromkeys(chain.from_iterable(one._modules.values() for one in level if one._modules))
+        level = [one for one in below if one is not None and one not in found]
+        found |= dict.fromkeys(level)
     return list(found)
 
 
@@ -168,7 +169,7 @@ class _Rebind:
 
     def _cell(self, cell: CellType) -> CellType:
         """The very same cell where nothing in it is rebound, so that what the user's function counts stays his."""
-        if _is_empty(cell) or type(cell.cell_contents) in _DICTS:
+        if is_empty(cell) or type(cell.cell_contents) in _DICTS:
             return cell
         value = self(cell.cell_contents, of_forward=True)
         return cell if value is cell.cell_contents else CellType(value)
@@ -178,7 +179,8 @@ def _same(ours: Iterable[Any], theirs: Iterable[Any]) -> bool:
     return all(a is b for a, b in zip(ours, theirs, strict=True))
 
 
-def _is_empty(cell: CellType) -> bool:
+def is_empty(cell: CellType) -> bool:
+    """Whether nothing was put into what a function encloses yet."""
     try:
         cell.cell_contents  # noqa: B018
     except ValueError:
@@ -187,4 +189,4 @@ def _is_empty(cell: CellType) -> bool:
 
 
 def _encloses(cell: CellType, function: FunctionType) -> bool:
-    return not _is_empty(cell) and cell.cell_contents is function
+    return not is_empty(cell) and cell.cell_contents is function

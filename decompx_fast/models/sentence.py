@@ -244,11 +244,14 @@ def _filled(step: EmbeddingStep, source: nn.Module | Path) -> EmbeddingStep:
 
 
 def _load_encoder(place: str) -> nn.Module:
-    """An encoder without a head of a supported architecture, all its weights trained but perhaps a pooler's."""
-    from transformers import AutoModel
+    """An encoder without a head of a supported architecture, all its weights trained but perhaps a pooler's; of a T5
+    the encoder alone, as sentence-transformers loads it."""
+    from transformers import AutoConfig, AutoModel, AutoModelForTextEncoding
 
     try:
-        model, info = AutoModel.from_pretrained(
+        config = AutoConfig.from_pretrained(place, trust_remote_code=False)
+        loader = AutoModelForTextEncoding if hasattr(config, "num_decoder_layers") else AutoModel
+        model, info = loader.from_pretrained(
             place, dtype="auto", output_loading_info=True, ignore_mismatched_sizes=True, trust_remote_code=False
         )
     except Exception as error:

@@ -53,8 +53,8 @@ def greedy_or_given(model: nn.Module, asked: Any) -> GenerationConfig:
     if config.pad_token_id is None:
         config.pad_token_id = end[0] if isinstance(end, (list, tuple)) else end
     config.return_dict_in_generate = False
-    layers = getattr(model.config, "num_decoder_layers", None)
-    if layers is not None and layers != model.config.num_hidden_layers:  # type: ignore[union-attr]
+    read, written = (getattr(model.config, name, None) for name in ("num_hidden_layers", "num_decoder_layers"))
+    if written is not None and written != read:
         config.use_cache = False  # transformers makes T5's as long as its encoder
     return config
 

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ..errors import InputError
 from . import checks, registry
+from .backends.products import multiply_each
 from .functional_dots import MOST_FUNCTIONALS
 from .mixing import PRECISIONS, Precision
 from .shares import accumulation_dtype
@@ -92,7 +93,7 @@ def position_apply_torch(
         # Half precisions position by position: only then are the float32 copies small.
         for rows in [slice(None)] if dtype is r.dtype else [slice(p, p + 1) for p in range(r.shape[1])]:
             product = out[n, rows] if dtype is r.dtype else out.new_empty(1, *out.shape[2:], dtype=dtype)  # [i, k, e]
-            torch.bmm(r[n, rows].to(dtype), t[n, rows].to(dtype), out=product)
+            multiply_each(r[n, rows].to(dtype), t[n, rows].to(dtype), out=product)
             if shares is not None and u is not None:
                 product.baddbmm_(shares[n, rows].to(dtype), u[n, rows].to(dtype))
             if dtype is not r.dtype:

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from . import checks, registry
+from .backends.products import multiply
 from .mixing import PRECISIONS, Precision
 from .shares import accumulation_dtype
 
@@ -151,13 +152,15 @@ def position_operator_torch(
     diagonal, column, row, right = skip
     identity = torch.addcmul(column, row[:, None], right).add_(diagonal.diag())  # [d, d]
     scaled = torch.empty_like(wide_in)  # one buffer for all positions: fresh memory costs more than the scaling
+    room = identity.new_empty(0) if dtype is out.dtype else torch.empty_like(identity)
     for n in range(theta.shape[0]):
         for position in range(theta.shape[1]):
             torch.mul(wide_in, theta[n, position].to(dtype) * factor[n, position], out=scaled)
-            if dtype is out.dtype:
-                torch.mul(identity, factor[n, position], out=out[n, position]).addmm_(scaled, wide_out)
-            else:
-                out[n, position] = (identity * factor[n, position]).addmm_(scaled, wide_out)
+            built = out[n, position] if dtype is out.dtype else room
+            multiply(scaled, wide_out, out=built)
+            built.addcmul_(identity, factor[n, position])
+            if dtype is not out.dtype:
+                out[n, position] = built
 
 
 def _check_norm(op: str, name: str, norm: FrozenNorm | None, b: int, i: int, d: int) -> None:

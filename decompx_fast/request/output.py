@@ -36,7 +36,14 @@ def ids_of_text(tokenizer: Any, text: str, *, anew: bool = False) -> list[int]:
     if not text:
         return []
     if anew:
-        return [int(one) for one in tokenizer(text_target=text, add_special_tokens=False)["input_ids"]]
+        try:
+            found = tokenizer(text_target=text, add_special_tokens=False)["input_ids"]
+        except TypeError as error:
+            raise InputError(
+                f"the tokenizer ({type(tokenizer).__name__}) takes no text_target, as Hugging Face tokenizers do, for "
+                "what the model writes: give token ids"
+            ) from error
+        return [int(one) for one in found]
     # A tokenizer that begins every text with a space has written that of a text which begins with one.
     cut = text[1:] if text[0] == " " and _adds_space(tokenizer) else text
     found = tokenizer(cut or text, add_special_tokens=False)["input_ids"]

@@ -48,6 +48,11 @@ class Encoding:
         if "input_ids" not in data:
             raise no_ids(data)
         for name in data:
+            if name.startswith("decoder_"):
+                raise InputError(
+                    f"the encoding holds {name!r}: what the decoder reads is given by continuation=, or made of the "
+                    "text; leave it out"
+                )
             if name not in taken and name not in OTHER_KEYS:
                 raise InputError(
                     f"the encoding holds {name!r}, which is not supported: give {', '.join(taken)} and attention_mask"

@@ -104,7 +104,11 @@ def own_tensors(explanation: Explanation) -> None:
         found = {key: _owned(value) for key, value in getattr(explanation, name).items()}
         object.__setattr__(explanation, name, found)
     if explanation.bias_sites is not None:
-        sites = tuple(replace(site, value=_owned(site.value)) for site in explanation.bias_sites)
+        owned = [_owned(site.value) for site in explanation.bias_sites]
+        sites = tuple(
+            site if value is site.value else replace(site, value=value)
+            for site, value in zip(explanation.bias_sites, owned, strict=True)
+        )
         object.__setattr__(explanation, "bias_sites", sites)
 
 

@@ -34,7 +34,8 @@ class Explanation:
         tokens: the ``k`` sources as the tokenizer writes them, special ones included, padding not.
         token_ids: their ids, if known.
         spans: for each source ``(segment, start, end)``, a part of ``texts[segment]``; None where unknown.
-        texts: none if only ids were given, one for a text, two for a pair.
+        texts: none if only ids were given, one for a text, two for a pair; what a decoder reads is after what its
+            encoder does, and ``metadata["encoder_sources"]`` says how many of the sources are the encoder's.
         special: for each source, whether the tokenizer added it.
         scores: ``[k, c]``, float32 or float64, on the CPU, never normalised.
         targets: names of the ``c`` columns: class labels, or the name of a direction.
@@ -167,7 +168,8 @@ class Explanation:
 
         The state of a token before a sublayer goes on in two ways, whose shares sum to what the token's state
         carries: through the attention's value path (``"attention.LAYER"``) or past it (``"attention_residual.LAYER"``),
-        and likewise ``"ffn.LAYER"`` and ``"ffn_residual.LAYER"``; each ``[k, c]``.
+        and likewise ``"ffn.LAYER"`` and ``"ffn_residual.LAYER"``; each ``[k, c]``. In a decoder beside an encoder
+        ``"cross_attention.LAYER"`` is what comes from the encoder's tokens.
 
         Raises:
             InputError: if the engine does not tell.

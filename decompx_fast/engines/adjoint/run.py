@@ -153,6 +153,8 @@ def _pull(
     encoder = tape.encoder
     ledger.first = 0 if encoder is None else encoder.tokens
     g, rows = _pull_head(tape, directions, config, ledger)
+    read = g  # of the mean of all positions, where the head reads the sum over layers
+    g = g if tape.weights is None else tape.weights[-1] * read
     for layer, reach in tape.backwards(keep=not last):
         if encoder is not None and layer.index == encoder.layers - 1:
             ledger.credit((g * x[:, encoder.tokens :][:, None, rows]).sum(-1), rows)
@@ -160,6 +162,7 @@ def _pull(
         if first:
             conditioning.note(layer)
         g, rows = _pull_layer(layer, reach, g, rows, config, ledger)
+        g = g if tape.weights is None else g + tape.weights[layer.index] * read
         if not (first and last):  # there are more directions than fit, so their gradients are large
             return_freed(x.device)
     ledger.credit((g * x[:, None, rows]).sum(-1), rows)
@@ -331,7 +334,8 @@ def _pull_sublayer(
     # Attention first: it reads all positions that the others add to, and more.
     for op in sorted(active_ops(sublayer, config), key=lambda op: op.kind == FeedForward.kind):
         if isinstance(op, Attention):
-            ledger.reach = None if reach is None else reach.after(op)
+            within = config.variant == "paper"  # where the bias is shared before the residual
+            ledger.reach = None if reach is None else reach.within(op) if within else reach.after(op)
             part, columns = pull_attention(op, branch, rows, ledger, value_bias_rides=value_bias_rides)
             if op.memory is not None:
                 ledger.add_memory(part, op.memory)

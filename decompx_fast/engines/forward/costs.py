@@ -60,6 +60,7 @@ class Costs:
         widens: kinds of products (:func:`..ops.products.kind_of`) that are taken in float32, in half precisions.
         copies: kinds of products whose results a library makes apart.
         lays_out: kinds of products whose right matrix is laid out anew, in words of float32.
+        wide_copies, wide_lays_out: the same for products of the operator path, in float32 at least.
         one_op: whether a plain network is one op, which forms no hidden layer.
         recorded: whether the linearisation holds all layers (:mod:`...linearize.record`).
     """
@@ -76,6 +77,8 @@ class Costs:
     widens: frozenset[str] = frozenset()
     copies: frozenset[str] = frozenset()
     lays_out: frozenset[str] = frozenset()
+    wide_copies: frozenset[str] = frozenset()
+    wide_lays_out: frozenset[str] = frozenset()
     one_op: bool = False
     recorded: bool = False
 
@@ -138,6 +141,13 @@ class Costs:
             return self.item * copied_numbers(rows, n_in, n_out)
         at_once = min(rows, max(WIDENED_NUMBERS // max(n_in, n_out, 1), 1))
         return self.wide * (n_in * n_out + at_once * (n_in + n_out)) if kind in self.widens else 0
+
+    def wide_product_bytes(self, rows: int, n_in: int, n_out: int) -> int:
+        """The same where the operator path multiplies."""
+        kind = kind_of(rows, n_in, n_out)
+        if kind in self.wide_lays_out:
+            return 4 * laid_out_numbers(n_in, n_out)
+        return self.wide * copied_numbers(rows, n_in, n_out) if kind in self.wide_copies else 0
 
     @property
     def cast(self) -> int:
@@ -300,7 +310,9 @@ class Costs:
             return self.shares_bytes() + weights + max(rows * self.direct_row_bytes(), making)
         rows = block_length(self.positions, blocks.operator_rows)
         finding, building, applying = (rows * row for row in self.operator_row_bytes())
-        return self.shares_bytes() + max(finding, building + weights, applying)
+        d, f = self.shape.d, self.shape.f
+        building += weights + self.wide_product_bytes(d, f, d)
+        return self.shares_bytes() + max(finding, building, applying + self.wide_product_bytes(self.k, d, d))
 
     def row_bytes(self) -> int:
         """The last layer at the positions that are read, one by one: the rows, what is added to one, and the values of

@@ -19,6 +19,7 @@ from ...errors import OptionError
 from ...ops import usable
 from ...ops.backends import native, product_choices, products
 from ..adjoint.plan import AdjointPlan
+from ..blocks import wide
 from ..memory import available_bytes
 from ..plan_text import PlanText, gib
 from ..shape import ModelShape
@@ -125,6 +126,8 @@ def _costs(
         widens=_kinds_by("widened", device, dtype),
         copies=_kinds_by("onednn", device, dtype),
         lays_out=_kinds_by("native", device, dtype),
+        wide_copies=_kinds_by("onednn", device, wide(dtype)),
+        wide_lays_out=_kinds_by("native", device, wide(dtype)),
     )
 
 

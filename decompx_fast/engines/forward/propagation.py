@@ -23,11 +23,12 @@ from ..dtype_range import check_layer, finite_state
 from ..head import through_head
 from ..reach import Reach, equal_shares, equal_shares_at_head, reach_after, reach_of_convolution
 from ..shape import form_refusal
-from ..terms import Terms, close, head_for
+from ..terms import Terms, close, head_for, layer_weights_of
 from .attention import attend_, attend_row
 from .convolution import Convolved, finish_convolution_
 from .direct import at_rows, finish_sublayer_
 from .first import attend_first
+from .layer_sum import LayerSum
 from .mixing import Mixing
 from .narrow import apply_narrow, has_narrow
 from .operator import finish_by_operator_
@@ -38,12 +39,14 @@ from .sharing import PendingBias, Sharing
 
 @dataclass(frozen=True)
 class Step:
-    """A sublayer, and how biases reach the sources before an attention in it, and after; for a convolution also what
-    it gives each position."""
+    """A sublayer, and how biases reach the sources before an attention in it, and after; of a cross attention also the
+    shares ``[b, i, k]`` of its own, where they are known and others; for a convolution also what it gives each
+    position."""
 
     sublayer: Sublayer
     before: Sharing
     after: Sharing
+    within: Tensor | None = None
     convolved: Convolved | None = None
 
 
@@ -74,6 +77,9 @@ class Propagation:
         self.stages: dict[str, Tensor] = {}
         self.conditioning = Conditioning(self.dtype, self.config.bias, model_dtype_of(self.linearization))
         self._begin(0)
+        weights, k = layer_weights_of(self.linearization), self.plan.costs.k
+        start = (self.embedding, self.member, k, wide(self.dtype))
+        self.sum = None if weights is None else LayerSum.at_start(weights, *start)
         self.keeps_rows = not {"encoder", "aggregated"}.isdisjoint(self.config.stages)
 
     def _begin(self, layer: int) -> None:
@@ -113,6 +119,9 @@ class Propagation:
             else:
                 self._segment(part, first=first, ride=ride, by_operator=by_operator)
         finite_state(self.x, layer.index)
+        if self.sum is not None:
+            mean = self._read_state() if last else self.x.mean(1, keepdim=True, dtype=wide(self.dtype))
+            self.sum.add(layer.index, mean)
         if last and self.positions:
             rows = slice(len(self.head.positions), None) if self.held is not None else list(self.positions)
             self.stages["rows"] = self._as_stage(self.x[:, rows])
@@ -124,6 +133,9 @@ class Propagation:
         before = self._sharing_among(self.reach)
         self.reach = reach_after(sublayer, self.reach, self.config)
         step, op = Step(sublayer, before, self._sharing_among(self.reach)), sublayer.ops[0]
+        if isinstance(op, Attention) and op.memory is not None and self.config.variant == "paper":
+            known = self._sharing_among(None if self.reach is None else self.reach.within(op)).known
+            return step if known is None else dataclasses.replace(step, within=known.view(*self.x.shape[:2], -1))
         if not isinstance(op, Convolution):
             return step
         sharing = self._sharing_among(reach_of_convolution(op))
@@ -141,7 +153,7 @@ class Propagation:
         """An attention and everything position-wise after it, for all positions."""
         pending, branch = None, None
         has_attention = part[0].sublayer.has_attention
-        if has_attention and not first and not by_operator and self._joins(part[0].sublayer):
+        if has_attention and not first and not by_operator and self._joins(part[0]):
             self._attend_and_norm(part[0], ride=ride)
             part = part[1:]
         elif has_attention:
@@ -192,6 +204,8 @@ class Propagation:
             branch, pending = attend_row(
                 read, position, op, self.mixing, pre_norm=pre_norm, pre_shares=shares, ride=ride
             )
+            within = part[0].within
+            pending = _shared_by(None if within is None else within[:, position : position + 1], pending)
         x = self.x[:, position : position + 1].clone()
         for items in blocks(b, self.plan.blocks.direct_rows):
             constants = slice(items.start * n + position, (items.stop - 1) * n + position + 1, n)
@@ -256,7 +270,7 @@ class Propagation:
         branch = torch.zeros_like(self.x) if apart else None
         out = self.x if branch is None else branch
         pending = attend_(read, op, self.mixing, pre_norm=pre_norm, pre_shares=shares, ride=ride, out=out)
-        return pending, branch
+        return _shared_by(step.within, pending), branch
 
     def _attended(self, sublayer: Sublayer) -> tuple[Tensor, Norm | None]:
         """What the attention of a sublayer reads, ``[b, j, k, d]``, and the norm before it: the state, or the memory as
@@ -266,12 +280,13 @@ class Propagation:
         assert self.memory is not None
         return self.memory, None
 
-    def _joins(self, sublayer: Sublayer) -> bool:
+    def _joins(self, step: Step) -> bool:
         """Whether what the attention gives can be added to the state, its bias shared and the norm taken in one go: all
         of it is there at once, and nothing else stands beside it or comes between."""
+        sublayer = step.sublayer
         op, whole = attention_of(sublayer), self.plan.blocks.sources >= self.x.shape[2]
         alone = len(sublayer.ops) == 1 and op.hubs is None and op.pattern.sink is None
-        return whole and alone and not keeps_branch(sublayer, self.config)
+        return whole and alone and step.within is None and not keeps_branch(sublayer, self.config)
 
     def _attend_and_norm(self, step: Step, *, ride: bool) -> None:
         """All of a sublayer that is an attention and perhaps norms before it and after the residual."""
@@ -352,6 +367,10 @@ class Propagation:
 
     def _read(self) -> Tensor:
         """What the head reads, ``[b, r, k, d]``."""
+        return self._read_state() if self.sum is None else self.sum.total
+
+    def _read_state(self) -> Tensor:
+        """What the head reads of the state."""
         return self.head.read(self.x, self.held, wide(self.dtype))
 
     def _rule_at_head(self, name: str) -> Rule:
@@ -364,3 +383,8 @@ class Propagation:
     def _keep_pooled(self, pooled: Tensor) -> None:
         alone = self.terms is None or self.terms.positions is None
         self._keep("pooler", self.linearization.num_layers - 1, pooled.squeeze(1) if alone else pooled)
+
+
+def _shared_by(shares: Tensor | None, pending: PendingBias | None) -> PendingBias | None:
+    """A bias that is still to be added, by shares ``[b, i, k]`` of its own if there are some."""
+    return pending if shares is None or pending is None else dataclasses.replace(pending, shares=shares)

@@ -34,6 +34,20 @@ DTYPES = (torch.float32, torch.bfloat16)
 #: The mixing of more attended positions than this is left to a library's products: measured at 512, these were faster.
 MIXED_POSITIONS = 256
 
+#: What the library holds.
+OPERATORS = (
+    "bias_split_",
+    "layernorm_",
+    "add_norm_",
+    "activation_",
+    "functional_dots",
+    "mixing",
+    "network",
+    "product",
+    "has_level",
+    "set_level",
+)
+
 _ABSENT = (
     "it was not compiled when the package was installed; with PyTorch and a C++ compiler, "
     "`pip install --no-build-isolation --no-deps --force-reinstall .` in the source tree compiles it"
@@ -199,7 +213,11 @@ def _load() -> str | None:
         return _ABSENT
     try:
         torch.ops.load_library(files[0])
-        has = torch.ops.decompx_fast_native.has_level
+        library = torch.ops.decompx_fast_native
+        missing = [name for name in OPERATORS if not hasattr(library, name)]
+        if missing:
+            return f"{files[0].name} is older than this package (it has no {missing[0]}): compile it anew"
+        has = library.has_level
         levels = [name for number, name in enumerate(LEVELS) if has(number)]
     except (OSError, RuntimeError, AttributeError) as error:
         return f"{files[0].name} cannot be loaded ({str(error).splitlines()[0]}): compile it anew"

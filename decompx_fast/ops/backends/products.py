@@ -45,6 +45,15 @@ def multiply(a: Tensor, b: Tensor, *, out: Tensor, varied: bool = False) -> None
         (_onednn_varied if varied and taken == "onednn" else WAYS[taken])(a, b, out)
 
 
+def multiply_each(a: Tensor, b: Tensor, *, out: Tensor) -> None:
+    """``out[p] = a[p] b[p]`` for ``[p, m, k]`` and ``[p, k, n]`` of one dtype, with ``out`` as for :func:`multiply`."""
+    if a.device.type != "cpu" or a.dtype is torch.float64:
+        torch.bmm(a, b, out=out)
+        return
+    for left, right, product in zip(a, b, out, strict=True):
+        multiply(left, right, out=product)
+
+
 def kind_of(*sizes: int) -> str:
     """Which of :data:`.product_choices.KINDS` a product of these sizes ``m, k, n`` is."""
     return "short" if min(sizes) <= SHORT else "large"
