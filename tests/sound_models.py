@@ -24,6 +24,7 @@ WAVE = SIZES | {
     "num_conv_pos_embedding_groups": 4,
     "classifier_proj_size": 10,
 }
+ALL_LAYERS = {"use_weighted_layer_sum": True}
 STABLE = {"do_stable_layer_norm": True, "feat_extract_norm": "layer"}
 
 #: Patches of 4 x 4, 3 apart, of a spectrogram of 16 frames and 10 bins: a grid of 3 x 5.
@@ -52,7 +53,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "wav2vec2_stable": ("Wav2Vec2ForSequenceClassification", WAVE | STABLE),
     "wavlm": ("WavLMForSequenceClassification", WAVE),
     "wavlm_stable": ("WavLMForSequenceClassification", WAVE | STABLE),
+    "hubert_all_layers": ("HubertForSequenceClassification", WAVE | ALL_LAYERS),
+    "wav2vec2_all_layers": ("Wav2Vec2ForSequenceClassification", WAVE | STABLE | ALL_LAYERS),
     "whisper": ("WhisperForAudioClassification", WHISPER),
+    "whisper_all_layers": ("WhisperForAudioClassification", WHISPER | ALL_LAYERS),
 }
 
 
@@ -73,9 +77,9 @@ def classifier(case: str, seed: int = 0, dtype: torch.dtype = torch.float64, **m
 def inputs(case: str, batch: int = 2, samples: int = 50) -> dict[str, torch.Tensor]:
     """Random waveforms, or spectrograms of the size that the model takes."""
     generator = torch.Generator().manual_seed(samples)
-    shape = {"ast": (16, 10), "whisper": (10, 18)}.get(case, (samples,))
+    shape = {"ast": (16, 10), "whisper": (10, 18)}.get(case.partition("_")[0], (samples,))
     values = torch.randn(batch, *shape, generator=generator, dtype=torch.float64)
-    return {"input_features" if case == "whisper" else "input_values": values}
+    return {"input_features" if case.startswith("whisper") else "input_values": values}
 
 
 def convolved(e: Array, embed: nn.Module, kind: str, rule: str) -> State:
@@ -130,12 +134,19 @@ def decompose(model: nn.Module, given: torch.Tensor, rule: str) -> tuple[Array, 
         z = convolved(x, positional, config.feat_extract_activation, rule)
         state = State(u + z.u, x + z.x)
         state = state if stable else naive_vision.norm(state, encoder.layer_norm, rule)
+    states = [state]
     for layer in encoder.layers:
-        state = layered(layer, encoder.layers[0], state, config, rule, stable=stable)
-    if stable:
+        states.append(layered(layer, encoder.layers[0], states[-1], config, rule, stable=stable))
+    summed = getattr(config, "use_weighted_layer_sum", False)
+    if stable and not (summed and positional is not None):
         last = encoder.layernorm if hasattr(encoder, "layernorm") else encoder.layer_norm
-        state = naive_vision.norm(state, last, rule)
-    return headed(model, state, rule)
+        states[-1] = naive_vision.norm(states[-1], last, rule)
+    if not summed:
+        return headed(model, states[-1], rule)
+    weights = np.exp(array(model.layer_weights))
+    weights /= weights.sum()
+    u, x = (sum(w * getattr(one, name) for w, one in zip(weights, states, strict=True)) for name in ("u", "x"))
+    return headed(model, State(u, x), rule)
 
 
 def layered(layer: nn.Module, first: nn.Module, state: State, config: Any, rule: str, *, stable: bool) -> State:

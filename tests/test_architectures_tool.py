@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from decompx_fast.linearize.families import FAMILIES
+from decompx_fast.linearize.families.towers import PAIRED
 from decompx_fast.linearize.families.unsupported import UNSUPPORTED
 
 FILE = Path(__file__).parent.parent / "tools" / "architectures.py"
@@ -23,7 +24,7 @@ def tool():
 
 
 def test_every_class_that_is_registered_or_refused_has_a_row(tool):
-    assert set(tool.names([])) == {*FAMILIES, *UNSUPPORTED}
+    assert set(tool.names([])) == {*FAMILIES, *PAIRED, *UNSUPPORTED}
     assert set(tool.names(["MPNet"])) == {name for name in FAMILIES if name.startswith("MPNet")}
 
 

@@ -199,6 +199,8 @@ def test_what_cannot_be_compared_is_refused(explainer, tmp_path):
     refuses(explainer.similarity, "a cat", str(tmp_path / "note.txt"), match=("b: ", "cannot be read as a picture"))
     refuses(explainer.similarity, "a cat", "a dog", match=("b: ", "does not exist"))
     refuses(explainer.similarity, "", colours(), match=("a: ", "empty"))
+    refuses(explainer.similarity, "a cat " * 9, colours(), match=("a: ", "20 tokens", "truncate=True"))
+    refuses(explainer.similarity, ("a cat", "a dog"), colours(), match=("pair of texts",))
     refuses(explainer, "a cat", match=("CLIPModel", "similarity(text, picture)"))
     refuses(explainer.plan, 5, match=("CLIPModel", "similarity(text, picture)"))
     refuses(DecompX(explainer.model.model).similarity, "a cat", colours(), match=("tokenizer",))
@@ -243,6 +245,19 @@ def test_the_users_model_is_left_as_it_was(explainer):
     DecompX(model).similarity(*given("clip"))
     assert model.training and all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert not any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
+
+
+@pytest.mark.parametrize("case", ["clip", "siglip"])
+def test_weights_that_were_trained_meanwhile_are_seen(case):
+    model, (text, picture) = towers.model(case), given(case)
+    explainer = DecompX(model)
+    explainer.similarity(text, picture)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.1)
+    found = explainer.similarity(text, picture, measure="logit")
+    truth = towers.truth(model, text, picture["pixel_values"]).logits_per_image.item()
+    assert abs(found.value - truth) <= ROUNDING and found.completeness_error <= ROUNDING
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import re
+import wave
 from pathlib import Path
 from typing import get_type_hints
 
@@ -12,11 +13,13 @@ import encoder_decoders
 import evaluation_samples
 import models
 import pytest
+import sound_models
 import task_models
 import torch
+import towers
 import vision_models
 from PIL import Image
-from transformers import ViTImageProcessorPil
+from transformers import ViTImageProcessorPil, Wav2Vec2FeatureExtractor
 
 from decompx_fast import DecompX
 from decompx_fast.config import STAGES, DecompXConfig, _choices
@@ -32,7 +35,14 @@ def python_blocks() -> list[str]:
 def test_readme_examples_run() -> None:
     matplotlib = pytest.importorskip("matplotlib")
     matplotlib.use("Agg")
-    others = ("similarity(", "demo_lm(", "translator", "looker", "explain_dataset(")  # have tests of their own
+    others = (
+        "similarity(",
+        "demo_lm(",
+        "translator",
+        "looker",
+        "listener",
+        "explain_dataset(",
+    )  # have tests of their own
     first, options, tasks = (block for block in python_blocks() if not any(name in block for name in others))
     first, count = re.subn(r"DecompX\.from_pretrained\(.*?\)", "DecompX.demo()", first)
     assert count == 1
@@ -82,7 +92,7 @@ def test_readme_example_of_bulk_runs(tmp_path, monkeypatch, capsys) -> None:
 
 @pytest.mark.slow
 def test_readme_example_of_similarity_runs() -> None:
-    (block,) = (block for block in python_blocks() if "similarity(" in block)
+    (block,) = (block for block in python_blocks() if "encoder.similarity(" in block)
     names: dict = {"DecompX": DecompX}
     exec(block, names)
     pair = names["pair"]
@@ -107,6 +117,33 @@ def test_readme_example_of_pictures_runs(tmp_path, monkeypatch) -> None:
     total = seen.patches("cat").sum() + seen.scores[0, 0]  # and the class
     assert torch.allclose(total, seen.logits[0], rtol=0, atol=1e-10)
     assert Image.open("scores.png").size[0] >= 448
+
+
+@pytest.mark.slow
+def test_readme_example_of_sounds_runs(tmp_path, monkeypatch) -> None:
+    (block,) = (block for block in python_blocks() if "listener" in block)
+    block, count = re.subn(r"DecompX\.from_pretrained\(.*?\)", "listener", block)
+    assert count == 1
+    monkeypatch.chdir(tmp_path)
+    with wave.open("bird.wav", "wb") as file:
+        file.setparams((1, 2, 200, 0, "NONE", ""))
+        file.writeframes(bytes(range(1, 241)) * 2)
+    explainer = DecompX(sound_models.classifier("wav2vec2"), Wav2Vec2FeatureExtractor(sampling_rate=200))
+    names: dict = {"listener": explainer}
+    exec(block, names)
+    assert names["heard"].tokens[:2] == ("0.00-0.02 s", "0.02-0.04 s")  # as the README says
+
+
+@pytest.mark.slow
+def test_readme_example_of_a_text_and_a_picture_runs(tmp_path, monkeypatch) -> None:
+    (block,) = (block for block in python_blocks() if "both.similarity(" in block)
+    block, count = re.subn(r"DecompX\.from_pretrained\(.*?\)", "both", block)
+    assert count == 1
+    monkeypatch.chdir(tmp_path)
+    Image.new("RGB", (30, 20), (200, 100, 50)).save("cat.png")
+    names: dict = {"both": DecompX(towers.model("siglip"), towers.processor())}
+    exec(block, names)
+    assert abs(names["pair"].total - names["pair"].value) < 1e-10
 
 
 def option_rows() -> dict[str, str]:

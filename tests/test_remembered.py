@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 
 import numpy as np
@@ -147,12 +148,22 @@ def test_weights_that_are_computed_are_read_anew():
     assert specification(model, copies) is not spec
 
 
+class Scaled:
+    def __init__(self, scale: torch.Tensor) -> None:
+        self.scale = scale
+
+    def apply(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.scale
+
+
 def test_numbers_that_are_no_views_are_not_kept():
     layer = nn.Linear(2, 2)
     assert Remembered([layer], {"weight": layer.weight.T, "bias": [layer.bias]}).holds()
     assert not Remembered([layer], [layer.weight * 2]).holds()
     scale = layer.weight * 2
     assert not Remembered([layer], lambda x: x * scale).holds()
+    assert not Remembered([layer], functools.partial(torch.mul, scale)).holds()
+    assert not Remembered([layer], Scaled(scale).apply).holds()
 
 
 def test_threads_share_what_is_kept():

@@ -78,10 +78,18 @@ def test_a_replaced_module_is_refused(case):
             handle.remove()
 
 
-@pytest.mark.parametrize("case", ["wav2vec2", "whisper"])
-def test_a_sum_over_layers_is_refused(case):
-    with pytest.raises(UnsupportedModelError, match="use_weighted_layer_sum"):
-        DecompX(classifier(case, use_weighted_layer_sum=True))(inputs(case))
+def test_what_tells_of_the_last_layer_is_refused_where_all_are_read():
+    explainer = DecompX(classifier("whisper_all_layers"))
+    with pytest.raises(OptionError, match="sum over all layers"):
+        explainer(inputs("whisper", 1), aggregation="rollout", head=False, engine="reference")
+
+
+def test_rows_are_kept_where_all_layers_are_read():
+    explainer, given = DecompX(classifier("whisper_all_layers")), inputs("whisper", 1)
+    found = explainer(given, positions=[2, 5], sources=(1, 3))[0]
+    assert found.completeness_error < ROUNDING and found.stages["rows"].shape[0] == 2
+    assert torch.allclose(found.scores, explainer(given, sources=(1, 3), engine="reference")[0].scores, atol=1e-10)
+    assert explainer(given, check="thorough")[0].score_error < ROUNDING
 
 
 def test_what_is_not_exact_is_refused_by_name():
@@ -98,6 +106,26 @@ def test_other_dtypes(case, dtype):
     found = DecompX(classifier(case, dtype=dtype))(inputs(case, 1))[0].scores
     # Of each number 24 or 8 bits are kept, and random weights of this size magnify that by a hundred.
     assert (found - expected).abs().max() <= 200 * torch.finfo(dtype).eps * expected.abs().max()
+
+
+@pytest.mark.parametrize("case", ["wavlm", "wav2vec2_all_layers", "whisper_all_layers"])
+def test_weights_that_were_trained_meanwhile_are_seen(case):
+    """Some of what is read of these models is made of their weights: it must not be what it was before."""
+    model, given = classifier(case), inputs(case, 1)
+    explainer = DecompX(model)
+    explainer(given)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.1)
+    found = explainer(given)[0]
+    assert torch.allclose(found.scores.sum(0), own_logits(model, given)[0], rtol=0, atol=ROUNDING)
+
+
+def test_the_users_model_is_left_as_it_was():
+    """A sum over layers makes transformers put hooks on what it runs."""
+    model = classifier("whisper_all_layers").train()
+    DecompX(model)(inputs("whisper", 1))
+    assert model.training and not any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
 
 
 # How sounds are read.
@@ -128,6 +156,9 @@ def test_a_sound_is_read_in_every_form(explainer, tmp_path):
     forms = [tone(), torch.from_numpy(tone()), tone().tolist(), {"array": tone(), "sampling_rate": 100}]
     for form in forms:
         assert torch.allclose(explainer(form).scores, expected.scores, rtol=0, atol=1e-12)
+    extractor = Wav2Vec2FeatureExtractor(sampling_rate=100, return_attention_mask=True)
+    masked = extractor(tone(), sampling_rate=100, return_tensors="pt")
+    assert "attention_mask" in masked and torch.equal(explainer(masked)[0].scores, expected.scores)
     whole = np.round(tone() * 32767).astype(np.int16)
     for width in (1, 2, 3, 4):
         path = written(tmp_path / f"{width}.wav", tone(), width=width)
@@ -198,7 +229,8 @@ def test_what_is_no_sound_is_refused_by_name(explainer, tmp_path):
     refuses(explainer, tone(5), match=("less than one frame",))
     refuses(explainer, np.zeros(0, np.float32), match=("[0]",))
     refuses(explainer, b"RIFF", match=("bytes", "as a sound"))
-    refuses(explainer, {"input_values": tone()[None], "attention_mask": [[1]]}, match=("attention_mask",))
+    masked = {"input_values": tone()[None], "attention_mask": [[1] * 60 + [0] * 6]}
+    refuses(explainer, masked, match=("attention_mask", "padding"))
     refuses(explainer, {"input_features": tone()[None]}, match=("'input_features'", "input_values"))
     refuses(explainer, {"input_values": tone().astype(int)}, match=("int64", "floating-point"))
     refuses(DecompX(explainer.model), tone(), match=("processor",))

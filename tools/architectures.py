@@ -33,9 +33,12 @@ from decompx_fast.engines.adjoint import run as adjoint
 from decompx_fast.engines.forward import run as forward
 from decompx_fast.engines.terms import Terms
 from decompx_fast.linearize.families import ENCODER_DECODERS, FAMILIES
+from decompx_fast.linearize.families.towers import PAIRED
 from decompx_fast.linearize.families.unsupported import UNSUPPORTED
 from decompx_fast.linearize.linearization import linearize, specification
 from decompx_fast.linearize.spec import ModelSpec
+from decompx_fast.linearize.towers import TwoTowers
+from decompx_fast.models.tasks import SOUNDS, task_of_name
 
 RESULTS = Path(__file__).resolve().parent.parent / "bench" / "results"
 
@@ -88,6 +91,26 @@ ROUTED = ("GptOss", "Mixtral", "Olmoe", "Qwen2Moe", "Qwen3Moe")
 #: Sizes that only pictures have: of a picture, of its patches, and its channels.
 PICTURE = {"image_size": 12, "patch_size": 4, "num_channels": 3}
 
+#: Sizes that only sounds have: of spectrograms, of the convolutions that make frames, and of those that place them.
+SOUND: dict[str, Any] = {
+    "max_length": 16,
+    "num_mel_bins": 10,
+    "patch_size": 4,
+    "frequency_stride": 3,
+    "time_stride": 3,
+    "max_source_positions": 9,
+    "conv_dim": (8, 8),
+    "conv_kernel": (4, 3),
+    "conv_stride": (2, 2),
+    "num_feat_extract_layers": 2,
+    "num_conv_pos_embeddings": 6,
+    "num_conv_pos_embedding_groups": 2,
+    "classifier_proj_size": 10,
+}
+
+#: How an encoder with a decoder beside it calls its sizes.
+ENCODER = {"layers": "hidden_layers", "attention_heads": "attention_heads"}
+
 #: How configurations call their sizes: hidden size, heads, layers, size of the network, of an embedding, positions.
 NAMES = {
     "d": ("hidden_size", "dim", "n_embd", "d_model", "emb_dim"),
@@ -130,10 +153,14 @@ def random_model(name: str, seed: int, dtype: torch.dtype) -> nn.Module:
     prefixes = sorted((prefix for prefix in OPTIONS if name.startswith(prefix)), key=len)
     options |= OPTIONS[prefixes[-1]] if prefixes else {}
     options = {key: value for key, value in options.items() if key != "head_dim" or not name.startswith(OWN_HEAD_SIZE)}
-    if name.startswith(("CLIP", "Siglip")):
+    if name.startswith(("CLIP", "MetaClip2", "Siglip")):
         options["vision_config"] = {**options, **PICTURE}
+        options["text_config"] = {**options, "projection_size": sizes["d"]}
     if "ForImageClassification" in name:
         options |= PICTURE
+    if task_of_name(name) == SOUNDS:
+        options |= SOUND | {f"encoder_{what}": options[f"num_{alias}"] for what, alias in ENCODER.items()}
+        options |= {"encoder_ffn_dim": sizes["f"]}
     cls = getattr(transformers, name)
     plain = {"experts_implementation": "eager"} if name.startswith(ROUTED) else {}
     model: nn.Module = cls._from_config(cls.config_class(**options), **plain).to(torch.float64).eval()
@@ -144,6 +171,11 @@ def random_model(name: str, seed: int, dtype: torch.dtype) -> nn.Module:
             gain = 1 if parameter.ndim == 1 and path.endswith("weight") else 0
             parameter.copy_(gain + 0.2 * noise)
     return model.to(dtype)
+
+
+def measured(name: str, model: nn.Module) -> tuple[nn.Module, ...]:
+    """The model, or the two encoders that it is made of."""
+    return TwoTowers(model).towers() if name in PAIRED else (model,)
 
 
 def question(name: str, model: nn.Module, seed: int) -> tuple[dict[str, Tensor], Terms]:
@@ -157,7 +189,11 @@ def question(name: str, model: nn.Module, seed: int) -> tuple[dict[str, Tensor],
     if spec.encoder_layers:
         return question_of_decoder(name, spec, ids, generator)
     outputs = torch.randint(0, spec.classes, (2, 2), generator=generator)
-    if "ForImageClassification" in name:
+    if spec.limits.sound is not None:
+        shape = [40 if size is None else size for size in spec.limits.sound.sizes]
+        values = torch.randn(2, *shape, generator=generator, dtype=torch.float64)
+        return {spec.limits.sound.name: values.to(next(model.parameters()).dtype)}, Terms(None, outputs)
+    if spec.limits.picture is not None:
         size = PICTURE["image_size"]
         pixels = torch.randn(2, PICTURE["num_channels"], size, size, generator=generator, dtype=torch.float64)
         return {"pixel_values": pixels.to(next(model.parameters()).dtype)}, Terms(None, outputs)
@@ -183,31 +219,31 @@ def question_of_decoder(
 def measure(name: str, seed: int) -> Iterator[tuple[str, str, float]]:
     """What one random model gives: ``(engine, what, value)``."""
     for dtype, kind in ((torch.float64, "float64"), (torch.float32, "float32")):
-        model = random_model(name, seed, dtype)
-        given, terms = question(name, model, seed)
-        for rule in RULES:
-            truth: Tensor | None = None
-            for engine, module in ENGINES.items():
-                if engine == "adjoint" and rule not in ("bias_token",):
-                    continue
-                linearization = linearize(model, given)
-                found = module.attribute(linearization, DecompXConfig(bias=rule), terms=terms)
-                collected = 0 if found.bias_token is None else found.bias_token
-                size = found.scores.abs().sum(1).max().item()
-                size = max(size, linearization.values(terms).abs().max().item())
-                error = (found.scores.sum(1) + collected - linearization.values(terms)).abs().max().item()
-                yield engine, f"completeness_{kind}", error / size
-                if kind == "float64":
-                    yield engine, "layer_gap", linearization.max_gap
-                    truth = found.scores if truth is None else truth
-                    yield engine, "difference", (found.scores - truth).abs().max().item() / size
+        for model in measured(name, random_model(name, seed, dtype)):
+            given, terms = question(name, model, seed)
+            for rule in RULES:
+                truth: Tensor | None = None
+                for engine, module in ENGINES.items():
+                    if engine == "adjoint" and rule not in ("bias_token",):
+                        continue
+                    linearization = linearize(model, given)
+                    found = module.attribute(linearization, DecompXConfig(bias=rule), terms=terms)
+                    collected = 0 if found.bias_token is None else found.bias_token
+                    size = found.scores.abs().sum(1).max().item()
+                    size = max(size, linearization.values(terms).abs().max().item())
+                    error = (found.scores.sum(1) + collected - linearization.values(terms)).abs().max().item()
+                    yield engine, f"completeness_{kind}", error / size
+                    if kind == "float64":
+                        yield engine, "layer_gap", linearization.max_gap
+                        truth = found.scores if truth is None else truth
+                        yield engine, "difference", (found.scores - truth).abs().max().item() / size
 
 
 def row_of(name: str, configurations: int) -> dict[str, Any]:
     """A row of the table."""
     architecture, head = parted(name)
     row: dict[str, Any] = {"class": name, "architecture": architecture, "head": head, "configurations": 0}
-    if name not in FAMILIES:
+    if name not in FAMILIES and name not in PAIRED:
         return row | {"refused": UNSUPPORTED[name]}
     engines: dict[str, dict[str, float]] = {engine: {} for engine in ENGINES}
     for seed in range(configurations):
@@ -223,7 +259,7 @@ def row_of(name: str, configurations: int) -> dict[str, Any]:
 
 def names(only: list[str]) -> list[str]:
     """The classes that are registered or refused, all of them, or those that begin so."""
-    found = sorted({*FAMILIES, *UNSUPPORTED})
+    found = sorted({*FAMILIES, *PAIRED, *UNSUPPORTED})
     return [name for name in found if not only or name.startswith(tuple(only))]
 
 

@@ -33,7 +33,7 @@ from .bias import Rule, safe_norm
 from .dtype_range import check_embedding, check_layer, finite, finite_state
 from .head import through_head
 from .reach import active_ops
-from .terms import Terms, close, head_for
+from .terms import Terms, close, head_for, layer_weights_of
 from .walk import Walk
 
 #: The stages of each kind of sublayer: what it adds, after the residual, after the norm.
@@ -92,6 +92,14 @@ def attribute(
             "use aggregation='vector'"
         )
     x = start if encoder is None else start[:, encoder.part(0)]
+    weights, mixed = layer_weights_of(linearization), None
+    if weights is not None:
+        if not vectors:
+            raise OptionError(
+                f"aggregation={config.aggregation!r} tells of the last layer, and the head of this model reads a sum "
+                "over all layers: use aggregation='vector'"
+            )
+        mixed = weights[0].to(dtype) * x
     rollout: Tensor | None = None
     gap = torch.zeros(x.shape[0], dtype=torch.float64, device=x.device)
     for layer in linearization.layers():
@@ -106,6 +114,8 @@ def attribute(
             walk.start()
         x = _layer(x, layer, config, trace, walk, first=first)
         finite_state(x, layer.index)
+        if mixed is not None and weights is not None:
+            mixed = mixed + weights[layer.index + 1].to(dtype) * x
         trace.keep("encoder", layer.index, x)
         if config.aggregation == "rollout":
             norms = safe_norm(x)
@@ -118,6 +128,7 @@ def attribute(
             gap = torch.maximum(gap, (x.sum(2) - layer.output).abs().amax((1, 2)).double())
         last = layer
     head = head_for(linearization, last.output, terms)
+    x = x if mixed is None else mixed
     if config.head:
         result = _attribute_head(x, head, linearization, config, terms, trace, walk)
     else:

@@ -20,6 +20,12 @@ def head_for(linearization: Linearization, x: Tensor, terms: Terms | None) -> He
     return cast(ReadsTerms, linearization).head(x, terms)
 
 
+def layer_weights_of(linearization: Linearization) -> Tensor | None:
+    """``[layers + 1]``, of the states before the first layer and after each whose sum the head reads the mean of;
+    ``None``: it reads the last alone."""
+    return getattr(linearization, "layer_weights", None)
+
+
 def true_values(linearization: Linearization, terms: Terms | None) -> Tensor:
     """The model's own values of the columns, ``[b, m]``; without terms its logits."""
     if terms is None:

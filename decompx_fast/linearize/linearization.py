@@ -134,6 +134,10 @@ class HuggingFaceLinearization(Recomputed):
     def head(self, x: Tensor, terms: Terms | None = None) -> Head:
         """The head where it is read for these terms, on the last layer's output ``x`` ``[b, i, d]``, checked against
         the model's own values of all outputs that are formed."""
+        weights = self.layer_weights
+        if weights is not None:
+            earlier = zip(weights[:-1], self._run.states[:-1], strict=True)
+            x = sum((weight * state.to(x.dtype) for weight, state in earlier), weights[-1] * x)
         head = super().head(x, terms)
         # Logits can cancel to nearly nothing, so their gap is measured against the vector they are read from.
         before = head.read(x) if len(head.steps) == 1 else head.steps[-2].output
@@ -219,6 +223,7 @@ def linearize(
     """
     users = model = unwrap(model)
     find_family(model)
+    _refuse_paged(model)
     device = only_device(model)
     for name, tensor in inputs.items():
         if tensor.device != device:
@@ -265,6 +270,15 @@ def with_decoder_inputs(spec: ModelSpec, inputs: Mapping[str, Tensor]) -> Mappin
             "with the token that the decoder starts with"
         )
     return {**inputs, DECODER_IDS: spec.shifted(inputs["input_ids"])}
+
+
+def _refuse_paged(model: nn.Module) -> None:
+    """Attention over pages of a cache knows no mask where there is no cache: it then attends to what comes after."""
+    if getattr(getattr(model, "config", None), "_attn_implementation", None) == "paged|eager":
+        raise UnsupportedModelError(
+            "this model has the attention implementation 'paged|eager', which without a cache of pages attends to what "
+            "comes after a token: call model.set_attn_implementation('eager') first"
+        )
 
 
 def _reading(spec: ModelSpec, read: int | Literal["mean", "each"] | None) -> ModelSpec:

@@ -169,7 +169,7 @@ class _Rebind:
 
     def _cell(self, cell: CellType) -> CellType:
         """The very same cell where nothing in it is rebound, so that what the user's function counts stays his."""
-        if _is_empty(cell) or type(cell.cell_contents) in _DICTS:
+        if is_empty(cell) or type(cell.cell_contents) in _DICTS:
             return cell
         value = self(cell.cell_contents, of_forward=True)
         return cell if value is cell.cell_contents else CellType(value)
@@ -179,7 +179,8 @@ def _same(ours: Iterable[Any], theirs: Iterable[Any]) -> bool:
     return all(a is b for a, b in zip(ours, theirs, strict=True))
 
 
-def _is_empty(cell: CellType) -> bool:
+def is_empty(cell: CellType) -> bool:
+    """Whether nothing was put into what a function encloses yet."""
     try:
         cell.cell_contents  # noqa: B018
     except ValueError:
@@ -188,4 +189,4 @@ def _is_empty(cell: CellType) -> bool:
 
 
 def _encloses(cell: CellType, function: FunctionType) -> bool:
-    return not _is_empty(cell) and cell.cell_contents is function
+    return not is_empty(cell) and cell.cell_contents is function

@@ -44,6 +44,12 @@ class Recomputed:
         self._memory: Tensor | None = None  # the encoder's last state, once its layers have been iterated
 
     @property
+    def layer_weights(self) -> Tensor | None:
+        """``[layers + 1]``, of the states whose sum the head reads; ``None``: it reads the last alone."""
+        weights = self._spec.layer_weights
+        return None if weights is None else weights().to(self.embedding.dtype)
+
+    @property
     def logits(self) -> Tensor:
         """``[b, c]``, the model's own, of the head's own reading.
 

@@ -8,7 +8,6 @@ objects that hang on modules, such as configurations, which say which attention 
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
@@ -18,7 +17,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
-from .private_copy import ATOMS
+from .private_copy import ATOMS, is_empty
 
 ReadT = TypeVar("ReadT")
 
@@ -100,19 +99,26 @@ def _copied(value: Any) -> Any:
 
 
 def _tensors_in(value: Any) -> Iterator[Tensor]:
-    """All tensors of a description, also those that its functions enclose."""
-    if isinstance(value, Tensor):
-        yield value
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        for field in dataclasses.fields(value):
-            yield from _tensors_in(getattr(value, field.name))
-    elif isinstance(value, Mapping):
-        yield from chain.from_iterable(map(_tensors_in, value.values()))
-    elif isinstance(value, (list, tuple)):
-        yield from chain.from_iterable(map(_tensors_in, value))
-    elif isinstance(value, functools.partial):
-        yield from _tensors_in((value.func, value.args, value.keywords))
-    elif isinstance(value, MethodType):
-        yield from _tensors_in(value.__self__)
-    elif isinstance(value, FunctionType):
-        yield from _tensors_in([cell.cell_contents for cell in value.__closure__ or ()])
+    """All tensors of a description, also those that its functions enclose and its objects hold; modules aside."""
+    waiting, seen = [value], {}
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, Tensor):
+            yield one
+            continue
+        if type(one) in ATOMS or isinstance(one, (nn.Module, type, ModuleType)) or id(one) in seen:
+            continue
+        seen[id(one)] = one
+        if isinstance(one, Mapping):
+            waiting += one.values()
+        elif isinstance(one, (list, tuple, set, frozenset)):
+            waiting += one
+        elif isinstance(one, functools.partial):
+            waiting += (one.func, one.args, one.keywords)
+        elif isinstance(one, MethodType):
+            waiting.append(one.__self__)
+        elif isinstance(one, FunctionType):
+            waiting += [cell.cell_contents for cell in one.__closure__ or () if not is_empty(cell)]
+            waiting += (one.__defaults__, one.__kwdefaults__)
+        else:
+            waiting += getattr(one, "__dict__", {}).values()

@@ -13,6 +13,9 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor, nn
 
 from .affine import Affine as Affine  # families take all that a model is described by from here
+from .limits import InputLimits as InputLimits
+from .limits import PictureLimits as PictureLimits
+from .limits import SoundLimits as SoundLimits
 from .narrow import Way
 from .terms import Pooled
 
@@ -213,70 +216,6 @@ class HeadStepSpec:
 
 
 @dataclass(frozen=True)
-class PictureLimits:
-    """How a model cuts pictures into patches.
-
-    Attributes:
-        patch: ``(height, width)`` of a patch, in pixels.
-        size: ``(height, width)`` of the pictures that it has position embeddings for.
-        channels: how many a picture has.
-        special: the names of the positions before those of the patches: classes, registers.
-        resizable: whether it makes position embeddings for pictures of other sizes, by interpolation.
-    """
-
-    patch: tuple[int, int]
-    size: tuple[int, int]
-    channels: int
-    special: tuple[str, ...]
-    resizable: bool
-
-    def grid(self, height: int, width: int) -> tuple[int, int]:
-        """The rows and columns of the patches of a picture: what is left over at its right and its bottom is not
-        seen."""
-        return height // self.patch[0], width // self.patch[1]
-
-
-@dataclass(frozen=True)
-class SoundLimits:
-    """How a model cuts sounds into frames of time, or into patches of time and frequency.
-
-    Attributes:
-        name: what it calls its input.
-        axes: of one input: ``time`` alone for samples, or ``time`` and ``mel`` of a spectrogram.
-        sizes: of these axes; ``None``: any.
-        special: the names of the positions before those of the frames.
-        step: by how much of frequency and of time one row and one column is away from the next.
-        grid: from the size of the axis ``time``, the rows of frequency and the columns of time.
-    """
-
-    name: str
-    axes: tuple[str, ...]
-    sizes: tuple[int | None, ...]
-    special: tuple[str, ...]
-    step: tuple[int, int]
-    grid: Callable[[int], tuple[int, int]]
-
-
-@dataclass(frozen=True)
-class InputLimits:
-    """What inputs a model has embeddings for.
-
-    Attributes:
-        positions: how many tokens it takes.
-        sizes: of each input, the first number that is too large: ``{"input_ids": 30522, "token_type_ids": 2}``.
-        picture: what pictures it takes; ``None``: it reads texts.
-        sound: what sounds it takes; ``None``: it reads something else.
-        padded: whether texts are padded to so many tokens, and the padding is attended as any other token is.
-    """
-
-    positions: int | None
-    sizes: Mapping[str, int]
-    picture: PictureLimits | None = None
-    sound: SoundLimits | None = None
-    padded: bool = False
-
-
-@dataclass(frozen=True)
 class ModelSpec:
     """A whole model as data; of an encoder-decoder the layers of the encoder, and then those of the decoder.
 
@@ -302,6 +241,8 @@ class ModelSpec:
             its inputs: then that is cut off.
         backbone: what is run where the head is not; ``None``: the model.
         given: what the model, or the backbone, is called with besides these inputs, computed from them.
+        layer_weights: gives ``[layers + 1]`` weights, where the head reads the sum of the states before the first layer
+            and after each, so weighted, and not the last alone; ``read`` is the mean then, and the head linear.
         outputs_of: gives the outputs ``[r, C]`` of the states ``[r, d]`` by the head modules of the model that it is
             given. ``None``: the model is run with its head, and gives logits ``[b, C]``.
         encoder_layers: how many layers are those of an encoder, whose last state is what attentions with ``memory``
@@ -323,6 +264,7 @@ class ModelSpec:
     backbone: nn.Module | None = None
     given: Callable[[Mapping[str, Tensor]], Mapping[str, Any]] | None = None
     outputs_of: Callable[[nn.Module, Tensor], Tensor] | None = None
+    layer_weights: Callable[[], Tensor] | None = None
     encoder_layers: int = 0
     shifted: Callable[[Tensor], Tensor] | None = None
 
@@ -330,6 +272,9 @@ class ModelSpec:
         object.__setattr__(self, "state_modules", self.state_modules or self.layer_modules)
         if self.read == "each" and self.outputs_of is None:
             raise ValueError("read='each' needs outputs_of: no head is run on all positions")
+        linear = all(step.activation is None and step.norm is None for step in self.head)
+        if self.layer_weights is not None and (self.read != "mean" or not linear):
+            raise ValueError("layer_weights need read='mean' and a head without activations and norms")
         for index, layer in enumerate(self.layers):
             _check_convolutions(layer, index)
             _check_memory(layer, index, self.encoder_layers)

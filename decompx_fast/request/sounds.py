@@ -22,6 +22,9 @@ ACCEPTED = (
     "these, or what a processor prepared"
 )
 
+#: What tells padding from samples.
+MASK = "attention_mask"
+
 #: How long a frame of a spectrogram is where its processor does not say it, in seconds.
 SPECTROGRAM_SECONDS = 0.01
 
@@ -120,11 +123,11 @@ class SoundReader:
         name, axes = self.limits.name, len(self.limits.axes)
         if name not in given:
             raise InputError(f"the mapping holds {', '.join(map(repr, given)) or 'nothing'}: {ACCEPTED}, {name}")
-        others = [key for key in given if key not in (name, "labels")]
+        others = [key for key in given if key not in (name, "labels") and not (key == MASK and _is_full(given[key]))]
         if others:
             raise InputError(
                 f"the mapping holds {others[0]!r}, which is not supported: give {name} alone, and sounds of different "
-                "lengths by themselves"
+                "lengths, which need padding, by themselves"
             )
         try:
             values = torch.as_tensor(given[name], device="cpu")
@@ -202,6 +205,14 @@ class SoundReader:
         y = torch.linspace(1, -1, height)[:, None]
         inside = (y <= high + 1.01 / (height - 1)) & (y >= low - 1.01 / (height - 1))
         return (height, width), _grey(torch.where(inside, 90.0, 255.0))
+
+
+def _is_full(mask: Any) -> bool:
+    """Whether a mask hides nothing."""
+    try:
+        return bool(torch.as_tensor(mask).all())
+    except (TypeError, ValueError, RuntimeError):
+        return False
 
 
 def _grey(values: Tensor) -> Tensor:

@@ -22,6 +22,9 @@ View = Literal["overlay", "heatmap", "for", "against"]
 #: Of the colour over a picture; over none it may be full.
 OVER_ALPHA = 0.65
 
+#: How much is left of the colours of a picture that scores are painted over; the sheet has it too.
+SATURATION = 0.35
+
 #: The names of the views, and what they show, for people.
 CAPTIONS: dict[str, str] = {
     "overlay": "over the picture",
@@ -29,6 +32,9 @@ CAPTIONS: dict[str, str] = {
     "for": "only what counts for it",
     "against": "only what counts against it",
 }
+
+#: A picture that is so many times as wide as high, as a sound is, takes all of the page's width.
+WIDE = 3
 
 #: A picture that is drawn has sides of so many pixels at the least; patches stay blocks.
 DRAWN_PIXELS = 448
@@ -60,14 +66,16 @@ def picture_view(explanation: Explanation, column: int) -> dict[str, Any]:
         for r in range(rows)
         for c in range(columns)
     ]
+    captions = CAPTIONS | ({"overlay": "over the sound"} if explanation.task == "audio-classification" else {})
     pixels = None if picture.pixels is None else base64.b64encode(encode(picture.pixels)).decode()
     return {
         "cells": cells,
         "patch": (width, height),
         "size": (columns * width, rows * height),
         "grid": (rows, columns),
+        "is_wide": columns * width > WIDE * rows * height,
         "pixels": pixels,
-        "views": [(name, caption) for name, caption in CAPTIONS.items() if pixels is not None or name == "heatmap"],
+        "views": [(name, caption) for name, caption in captions.items() if pixels is not None or name == "heatmap"],
         "alpha": OVER_ALPHA,
         "others": _others(explanation, column, largest),
         "scale": [number(-largest), number(largest)],
@@ -132,8 +140,9 @@ def draw(
         paper, most = torch.full((height, width, 3), 255.0, dtype=torch.float64), 1.0
     else:
         paper, most = picture.pixels.double(), OVER_ALPHA
-        if view != "overlay":  # without its colours, so that green and red are the scores'
-            paper = (paper @ paper.new_tensor([0.299, 0.587, 0.114])).unsqueeze(-1).expand(-1, -1, 3)
+        grey = (paper @ paper.new_tensor([0.299, 0.587, 0.114])).unsqueeze(-1)
+        # With few of its colours, or none, so that green and red are the scores'.
+        paper = grey + (paper - grey) * (SATURATION if view == "overlay" else 0.0)
     positive = (values > 0).unsqueeze(-1)
     paint = torch.where(positive, share.new_tensor(FOR_RGB), share.new_tensor(AGAINST_RGB))
     alpha = _enlarged(most * share, picture.patch).unsqueeze(-1)

@@ -10,7 +10,7 @@ from torch import Tensor
 from ...config import DecompXConfig
 from ...linearize.layer import KEEP_BYTES, HoldsLayers, Linearization, LinearizedLayer, Shelf
 from ..reach import Reach, equal_shares_at_head, reach_after
-from ..terms import Terms, head_for
+from ..terms import Terms, head_for, layer_weights_of
 
 
 class Tape:
@@ -47,6 +47,7 @@ class Tape:
             output = layer.output
         self.head = head_for(linearization, output, terms)
         self.reach_of_head = reach
+        self.weights = layer_weights_of(linearization)
 
     def equal_shares_at_head(self) -> Tensor:
         """``[b, r, k]``, an equal share for each token that reaches the row that the head reads."""

@@ -23,11 +23,12 @@ from ..dtype_range import check_layer, finite_state
 from ..head import through_head
 from ..reach import Reach, equal_shares, equal_shares_at_head, reach_after, reach_of_convolution
 from ..shape import form_refusal
-from ..terms import Terms, close, head_for
+from ..terms import Terms, close, head_for, layer_weights_of
 from .attention import attend_, attend_row
 from .convolution import Convolved, finish_convolution_
 from .direct import at_rows, finish_sublayer_
 from .first import attend_first
+from .layer_sum import LayerSum
 from .mixing import Mixing
 from .narrow import apply_narrow, has_narrow
 from .operator import finish_by_operator_
@@ -76,6 +77,9 @@ class Propagation:
         self.stages: dict[str, Tensor] = {}
         self.conditioning = Conditioning(self.dtype, self.config.bias, model_dtype_of(self.linearization))
         self._begin(0)
+        weights, k = layer_weights_of(self.linearization), self.plan.costs.k
+        start = (self.embedding, self.member, k, wide(self.dtype))
+        self.sum = None if weights is None else LayerSum.at_start(weights, *start)
         self.keeps_rows = not {"encoder", "aggregated"}.isdisjoint(self.config.stages)
 
     def _begin(self, layer: int) -> None:
@@ -115,6 +119,9 @@ class Propagation:
             else:
                 self._segment(part, first=first, ride=ride, by_operator=by_operator)
         finite_state(self.x, layer.index)
+        if self.sum is not None:
+            mean = self._read_state() if last else self.x.mean(1, keepdim=True, dtype=wide(self.dtype))
+            self.sum.add(layer.index, mean)
         if last and self.positions:
             rows = slice(len(self.head.positions), None) if self.held is not None else list(self.positions)
             self.stages["rows"] = self._as_stage(self.x[:, rows])
@@ -360,6 +367,10 @@ class Propagation:
 
     def _read(self) -> Tensor:
         """What the head reads, ``[b, r, k, d]``."""
+        return self._read_state() if self.sum is None else self.sum.total
+
+    def _read_state(self) -> Tensor:
+        """What the head reads of the state."""
         return self.head.read(self.x, self.held, wide(self.dtype))
 
     def _rule_at_head(self, name: str) -> Rule:

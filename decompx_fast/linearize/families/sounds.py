@@ -34,13 +34,18 @@ WAV2VEC2_ATTENTION = [f"attention.{name}" for name in ("q_proj", "k_proj", "v_pr
 WHISPER_ATTENTION = [f"self_attn.{name}" for name in ("q_proj", "k_proj", "v_proj", "out_proj")]
 
 
-def refuse_weighted_layers(model: Module) -> None:
-    """Raise an UnsupportedModelError for a classifier that reads the states of all layers."""
-    if model.config.use_weighted_layer_sum:
-        raise UnsupportedModelError(
-            f"this {type(model).__name__} reads a weighted sum of the states of all layers (use_weighted_layer_sum), "
-            "which cannot be described yet"
-        )
+def weights_of_layers(model: Module, before: int = 0) -> Callable[[], Tensor] | None:
+    """Gives what the states before the first layer and after each are weighted by, ``[layers + 1]``, where a classifier
+    reads all of them; zeros for as many states ``before`` those."""
+    if not model.config.use_weighted_layer_sum:
+        return None
+    return partial(softmax_weights, model.layer_weights, before=before)
+
+
+def softmax_weights(weights: Tensor, *, before: int) -> Tensor:
+    """Their softmax, after so many zeros."""
+    shares = weights.detach().softmax(-1)
+    return torch.cat((shares.new_zeros(before), shares))
 
 
 def ast(model: Module) -> ModelSpec:
@@ -170,7 +175,6 @@ def wav2vec2(
     The first layer is the convolution that tells frames where they are: it adds to each what it makes of those around
     it, before the first attention. The model maps each frame before it takes their mean, which is the same.
     """
-    refuse_weighted_layers(model)
     config, encoder = model.config, getattr(model, base).encoder
     parts = Parts(model, "", config.hidden_size)
     path, stable = f"{base}.encoder", config.do_stable_layer_norm
@@ -181,7 +185,8 @@ def wav2vec2(
         (parts.step("projector"), parts.step("classifier", features=config.classifier_proj_size)),
         InputLimits(None, {}, sound=waveform(config)),
         read="mean",
-        final_norm=(encoder.layer_norm, norm) if stable else None,
+        # the states whose sum is read are those before it
+        final_norm=(encoder.layer_norm, norm) if stable and not config.use_weighted_layer_sum else None,
     )
     convolution = positional_convolution(parts.below(f"{path}.pos_conv_embed"))
     first = (SublayerSpec((convolution,), post_norm=None if stable else norm),)
@@ -190,6 +195,7 @@ def wav2vec2(
         layer_modules=(encoder.pos_conv_embed, *spec.layer_modules),
         layers=(first, *spec.layers),
         state_modules=(encoder.dropout, *spec.state_modules),
+        layer_weights=weights_of_layers(model, before=1),
     )
 
 
@@ -218,7 +224,6 @@ def whisper(model: Module) -> ModelSpec:
 
     A frame is what two convolutions make of five or so columns of the spectrogram, of which each covers two.
     """
-    refuse_weighted_layers(model)
     config = model.config
     parts = Parts(model, "", config.d_model)
     step = parts["encoder.conv1"].stride[0] * parts["encoder.conv2"].stride[0]
@@ -226,7 +231,7 @@ def whisper(model: Module) -> ModelSpec:
     sizes = config.num_mel_bins, positions * step
     grid = partial(fixed_grid, grid=(1, positions))
     sound = SoundLimits("input_features", ("mel", "time"), sizes, (), (config.num_mel_bins, step), grid)
-    return model_spec(
+    spec = model_spec(
         [parts.below(f"encoder.layers.{n}") for n in range(len(parts["encoder.layers"]))],
         whisper_layer,
         (parts.step("projector"), parts.step("classifier", features=config.classifier_proj_size)),
@@ -234,6 +239,7 @@ def whisper(model: Module) -> ModelSpec:
         read="mean",
         final_norm=(parts["encoder.layer_norm"], parts.norm("encoder.layer_norm")),
     )
+    return replace(spec, layer_weights=weights_of_layers(model))
 
 
 FAMILIES: dict[str, Callable[[Module], ModelSpec]] = {
