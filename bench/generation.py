@@ -1,6 +1,6 @@
 """How nearly the columns of a language model add up to its logits, on 50 real prompts: writes a table.
 
-    python bench/generation.py [--out bench/results/generation.md] [--limit N] [--model FOLDER]
+    python bench/generation.py [--out bench/results/generation.md] [--dtype float32 bfloat16] [--model FOLDER]
 
 The model is the embedded one (see the README), or one in a folder. Each prompt is gone on with by three tokens, each a
 column, alone and in batches.
@@ -50,7 +50,7 @@ PROMPTS: dict[str, tuple[str, ...]] = {
     ),
 }
 
-WRITTEN = 3
+WRITTEN, DTYPES = 3, ("float32", "bfloat16")
 
 
 #: So many prompts are explained together, beside each alone.
@@ -79,16 +79,14 @@ def asked(kind: str, text: str) -> Any:
 def gaps_of(explainer: DecompX, prompts: Sequence[Any]) -> Gaps:
     """Explains what is written after each prompt, alone and together."""
     found = Gaps([], [], [])
-    options: dict[str, Any] = {"generate": WRITTEN, "answer": "both"}
-    alone = [explainer.explain(prompt, **options) for prompt in prompts]
-    together = explainer.explain(list(prompts), batch_size=TOGETHER, **options)
+    alone = [explainer.explain(prompt, generate=WRITTEN, answer="both") for prompt in prompts]
+    outputs = [[said.output for said in one.predictions or ()] for one in alone]
+    together = explainer.explain(list(prompts), continuation=outputs, batch_size=TOGETHER, answer="both")
     for one, other in zip(alone, together, strict=True):
         logits, scores = one.target_logits.double(), one.scores.double()
         largest, size = logits[:-1].abs().max(), scores.abs().max()
         found.columns.extend(((one.totals - logits)[:-1].abs() / largest).tolist())
         found.answers.append(((scores[:, :-1].sum(1) - scores[:, -1]).abs().max() / size).item())
-        if one.token_ids != other.token_ids:
-            raise RuntimeError(f"{one.texts} is gone on with by other tokens in a batch: {other.texts}")
         found.together.append(((other.scores.double() - scores).abs().max() / size).item())
     return found
 
@@ -96,7 +94,7 @@ def gaps_of(explainer: DecompX, prompts: Sequence[Any]) -> Gaps:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "generation.md")
-    parser.add_argument("--limit", type=int, default=10, help="prompts of each kind")
+    parser.add_argument("--dtype", nargs="+", default=DTYPES, choices=DTYPES, help="others keep the lines they have")
     parser.add_argument("--model", help="a folder, in the place of the embedded model")
     given = parser.parse_args()
     explainer = DecompX.demo_lm() if given.model is None else DecompX.from_pretrained(given.model)
@@ -112,11 +110,13 @@ def main() -> None:
         "| weights | prompts | number | columns | column, median | column, largest | answer, largest | together |",
         "|---|---|---:|---:|---:|---:|---:|---:|",
     ]
-    for dtype in (torch.float32, torch.bfloat16):
-        name = str(dtype).removeprefix("torch.")
-        model = DecompX(explainer.model.to(dtype), explainer.tokenizer)
-        for kind, prompts in PROMPTS.items():
-            some = prompts[: given.limit]
+    before = given.out.read_text(encoding="utf-8").splitlines() if given.out.is_file() else []
+    lines += [
+        line for line in before if line.startswith(tuple(f"| {one} " for one in DTYPES if one not in given.dtype))
+    ]
+    for name in given.dtype:
+        model = DecompX(explainer.model.to(getattr(torch, name)), explainer.tokenizer)
+        for kind, some in PROMPTS.items():
             gaps = gaps_of(model, [asked(kind, text) for text in some])
             numbers = [statistics.median(gaps.columns), max(gaps.columns), max(gaps.answers), max(gaps.together)]
             cells = " | ".join(f"{number:.1e}" for number in numbers)

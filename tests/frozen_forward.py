@@ -34,6 +34,9 @@ def frozen_op(op: Attention | FeedForward, u: Tensor, config: DecompXConfig) -> 
     hidden = u @ op.w_in + op.b_in
     if op.value is not None:
         hidden = get_activation(op.activation)(op.preactivation) * hidden
+        if config.gate == "half":  # the other half by the gate, with the value frozen
+            gate = slope * (u @ op.w_gate + op.b_gate) + (0 if intercept is None else intercept)
+            hidden = 0.5 * hidden + 0.5 * op.value * gate
     else:
         hidden = slope * hidden + (0 if intercept is None else intercept)
     return hidden @ op.w_out + op.b_out

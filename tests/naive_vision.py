@@ -65,8 +65,10 @@ def attention(state: State, module: nn.Module, out: nn.Linear, bias: Array | Non
 def network(state: State, module: nn.Module, kind: str, scale, rule: str) -> State:
     if hasattr(module, "gate_proj"):
         gate, value = affine(state, module.gate_proj, rule), affine(state, module.up_proj, rule)
-        frozen = gate.x / (1 + np.exp(-gate.x))
-        return affine(State(value.u * frozen[:, None], value.x * frozen), module.down_proj, rule, scale)
+        slope = 1 / (1 + np.exp(-gate.x))
+        by_value, by_gate = value.u * (gate.x * slope)[:, None], gate.u * (slope * value.x)[:, None]
+        halves = State(0.5 * by_value + 0.5 * by_gate, value.x * gate.x * slope)
+        return affine(halves, module.down_proj, rule, scale)
     kind = ACTIVATION_NAMES.get(kind, kind)
     first, second = (module.intermediate, module.output) if hasattr(module, "intermediate") else (module, module)
     first, second = (getattr(part, name, None) or part.dense for part, name in ((first, "fc1"), (second, "fc2")))

@@ -196,10 +196,11 @@ def test_adjoint_matches_released_code(family):
 # Against autograd.
 
 
+@pytest.mark.parametrize("gate", ["half", "value"])
 @pytest.mark.parametrize("activation", ["zero_origin", "linear"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_adjoint_scores_equal_autograd_and_sites_the_value_at_zero(kind, activation):
-    config = DecompXConfig(bias="none", activation=activation, tanh=activation)
+def test_adjoint_scores_equal_autograd_and_sites_the_value_at_zero(kind, activation, gate):
+    config = DecompXConfig(bias="none", activation=activation, tanh=activation, gate=gate)
     model = random_model(kind, seed=11, position=4)
     x = model.embedding.clone().requires_grad_()
     y = frozen_logits(model, x, config)

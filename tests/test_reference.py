@@ -102,13 +102,13 @@ def test_parts_add_up_to_every_layers_state(kind, rule):
         assert result.gap.max() < tolerance(config) * model.logits.abs().max()
 
 
+@pytest.mark.parametrize("gate", ["half", "value"])
 @pytest.mark.parametrize("activation", ["zero_origin", "linear", "relu"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_without_biases_a_source_goes_through_the_frozen_model_alone(kind, activation):
+def test_without_biases_a_source_goes_through_the_frozen_model_alone(kind, activation, gate):
     model = random_model(kind, seed=8)
-    config = DecompXConfig(
-        bias="none", activation=activation, tanh="linear" if activation == "linear" else "zero_origin"
-    )
+    tanh = "linear" if activation == "linear" else "zero_origin"
+    config = DecompXConfig(bias="none", activation=activation, tanh=tanh, gate=gate)
     scores = reference.attribute(model, config).scores
     nothing = frozen_logits(model, torch.zeros_like(model.embedding), config)
     for k in range(scores.shape[1]):

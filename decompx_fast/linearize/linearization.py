@@ -223,6 +223,7 @@ def linearize(
     """
     users = model = unwrap(model)
     find_family(model)
+    _refuse_paged(model)
     device = only_device(model)
     for name, tensor in inputs.items():
         if tensor.device != device:
@@ -269,6 +270,15 @@ def with_decoder_inputs(spec: ModelSpec, inputs: Mapping[str, Tensor]) -> Mappin
             "with the token that the decoder starts with"
         )
     return {**inputs, DECODER_IDS: spec.shifted(inputs["input_ids"])}
+
+
+def _refuse_paged(model: nn.Module) -> None:
+    """Attention over pages of a cache knows no mask where there is no cache: it then attends to what comes after."""
+    if getattr(getattr(model, "config", None), "_attn_implementation", None) == "paged|eager":
+        raise UnsupportedModelError(
+            "this model has the attention implementation 'paged|eager', which without a cache of pages attends to what "
+            "comes after a token: call model.set_attn_implementation('eager') first"
+        )
 
 
 def _reading(spec: ModelSpec, read: int | Literal["mean", "each"] | None) -> ModelSpec:

@@ -211,6 +211,12 @@ def sinks(explanation: Explanation) -> set[int]:
     return first | {k for k, special in enumerate(explanation.special) if special}
 
 
+def sinks_named(explanation: Explanation) -> str:
+    """The same in words."""
+    is_language_model = explanation.task == "text-generation"
+    return f"the first {explanation.source_unit} and special tokens" if is_language_model else "special tokens"
+
+
 def outcomes(explanation: Explanation) -> list[Outcome]:
     """What the model says: all predicted classes, then the likeliest others, or the values of a regression; of a model
     that answers at positions the answer, the entities, or what fits at each place."""

@@ -27,6 +27,7 @@ from .display import (
     predicted_classes,
     printable,
     score_format,
+    sinks_named,
     strength,
 )
 from .matrix import UNREAD, is_matrix
@@ -187,7 +188,7 @@ def _html_view(explanation: Explanation, target: Target) -> dict[str, Any]:
         "rows": _html_rows(explanation, scores, labels, largest, number),
         "legend": [in_legend(one) for one in (-largest, largest, min(all_scores), max(all_scores))],
         "is_cut": any(abs(score) > largest for score in all_scores if math.isfinite(score)),
-        "cut": "the first token and special ones" if explanation.task == "text-generation" else "special tokens",
+        "cut": sinks_named(explanation),
         "tabs": tabs,
         "table": _html_table(explanation, column, labels),
         "made": _made_with(explanation),

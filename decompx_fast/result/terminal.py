@@ -39,6 +39,7 @@ from .display import (
     plural,
     printable,
     score_format,
+    sinks_named,
     strength,
 )
 from .matrix import is_matrix, matrix_view
@@ -219,7 +220,8 @@ class _Terminal:
         """Which bars are cut."""
         if all(abs(self.scores[k]) <= self.largest or not math.isfinite(self.scores[k]) for k in positions):
             return ""
-        return f"Bars and colours are full at {self.number(self.largest)}, as special tokens do not set the scale."
+        full = f"Bars and colours are full at {self.number(self.largest)}"
+        return f"{full}, as {sinks_named(self.explanation)} do not set the scale."
 
 
 def patch_row(sources: Sequence[int], scores: Sequence[float], largest: float) -> Text:

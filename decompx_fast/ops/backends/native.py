@@ -216,9 +216,7 @@ def _load() -> str | None:
         library = torch.ops.decompx_fast_native
         missing = [name for name in OPERATORS if not hasattr(library, name)]
         if missing:
-            return (
-                f"{files[0].name} is older than this package (it has no {missing[0]}): compile it anew"
-            )
+            return f"{files[0].name} is older than this package (it has no {missing[0]}): compile it anew"
         has = library.has_level
         levels = [name for number, name in enumerate(LEVELS) if has(number)]
     except (OSError, RuntimeError, AttributeError) as error:
