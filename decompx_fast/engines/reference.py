@@ -101,7 +101,7 @@ def attribute(
             x = start[:, encoder.part(layer.index)]
         check_layer(layer, dtype)
         conditioning.note(layer, x)
-        first = layer.index == 0 or not vectors
+        first = layer.starts or not vectors
         if not vectors:
             x = _one_vector_per_source(layer.input.to(dtype), sources)
             walk.start()
