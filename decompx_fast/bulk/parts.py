@@ -18,6 +18,7 @@ from ..optional import import_optional
 from ..result.explanation import Explanation
 from ..result.failure import Failure
 from ..result.file import atomic_write
+from .carried import writable
 from .units import Item, Span
 
 #: What a column holds; Arrow's names of types. Of a row with an error, those from ``tokens`` on are null.
@@ -65,11 +66,12 @@ Record = dict[str, Any]
 def record_of(item: Item, outcome: Explanation | Failure) -> Record:
     """One row with what came of it."""
     record: Record = dict.fromkeys(COLUMNS)
-    record |= {"row": item.number, "file": item.file, "line": item.line, "id": item.id, "columns": item.carried}
+    record |= {"row": item.number, "file": writable(item.file), "line": item.line, "columns": item.carried}
+    record["id"] = None if item.id is None else writable(item.id)
     if item.text is not None:
         record["texts"] = [item.text] if isinstance(item.text, str) else list(item.text)
     if isinstance(outcome, Failure):
-        return record | {"error": outcome.error, "error_type": outcome.error_type}
+        return record | {"error": writable(outcome.error), "error_type": outcome.error_type}
     data = outcome.to_dict()
     label, spans = data["predicted_label"], [span or (None, None, None) for span in data["spans"]]
     record["predicted_label"] = [label] if isinstance(label, str) else label

@@ -113,7 +113,9 @@ def explain_dataset(
     devices = _devices(model, device)
     count = _count("workers", workers, len(devices) or min(os.cpu_count() or 1, _MOST_WORKERS), least=0)
     size = _count("rows_of_a_part", rows_of_a_part, UNIT_ROWS)
-    inputs = Inputs.find(data, format)
+    if not os.fspath(out):
+        raise OptionError("out='' is no folder: name one for the results")
+    inputs = Inputs.find(data, format, without=out)
     asked = Task(
         model=model if model is None or isinstance(model, DecompX) else os.fspath(model),
         load={} if task is None else {"task": task},

@@ -32,8 +32,13 @@ from .units import Item, Unit
 #: Packages whose version may change a number.
 _VERSIONED = ("torch", "transformers", "numpy")
 
-#: Of the explainer's arguments, those whose results no part has room for.
-_NOT_KEPT = ("stages", "positions", "stage_output")
+#: Of the explainer's arguments, those that a run has no use for, and why.
+_NOT_TAKEN = {
+    **dict.fromkeys(("stages", "positions", "stage_output"), "parts have no column for it"),
+    "ids": "rows are named by id_column",
+    "is_split_into_words": "a row has its text in one column",
+    "read_ahead": "the rows of a part are read together; say how many by rows_of_a_part",
+}
 
 Tell = Callable[..., object]
 
@@ -84,9 +89,8 @@ class Worker:
     """
 
     def __init__(self, task: Task, number: int = 0) -> None:
-        for name in _NOT_KEPT:
-            if name in task.arguments:
-                raise OptionError(f"{name}={task.arguments[name]!r}: parts have no column for it: leave it out")
+        for name in task.arguments.keys() & _NOT_TAKEN.keys():
+            raise OptionError(f"{name}={task.arguments[name]!r}: {_NOT_TAKEN[name]}: leave it out")
         self.task = task
         self.explainer = task.explainer(number)
         self._arguments = dict(task.arguments)
