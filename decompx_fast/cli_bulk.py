@@ -33,6 +33,13 @@ from .request.tables import FORMATS
 @click.option(
     "--workers", type=click.IntRange(min=0), metavar="N", help="[default: one a GPU, or a core but 4 at most]"
 )
+@click.option(
+    "--ray",
+    is_flag=False,
+    flag_value="",
+    metavar="[ADDRESS]",
+    help="Explain on a cluster of Ray, at an address, or the one that runs here, or a new one.",
+)
 @click.option("--rows-of-a-part", type=click.IntRange(min=1), default=1024, show_default=True, metavar="N")
 @click.option("--words", is_flag=True, help="Merge the tokens of each word.")
 @click.option("--task", metavar="TASK", help="Which head to load, as token-classification. [default: the saved one]")
@@ -57,6 +64,7 @@ def bulk(
     targets: tuple[str, ...],
     at: tuple[str, ...],
     quiet: bool,
+    ray: str | None,
     **options: Any,
 ) -> None:
     """Explain all rows of DATA: files, folders, patterns (CSV, TSV, JSONL, Parquet, text); '-': standard input.
@@ -76,7 +84,9 @@ def bulk(
     options["targets"] = list(targets) or None
     options["at"] = places(at) or None
     try:
-        found = explain_dataset(list(data), model, out=out, progress=False if quiet else None, **options)
+        found = explain_dataset(
+            list(data), model, out=out, progress=False if quiet else None, ray=ray if ray != "" else True, **options
+        )
     except BaseException:
         if any(Path(out, "parts").glob("part-*")):
             session.keep(f"what is done is kept in {out}, where the same command goes on")

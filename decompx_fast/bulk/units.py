@@ -112,10 +112,11 @@ def number_rows(rows: Iterable[Row], names: Mapping[str, str | None]) -> Iterato
             columns, file = None, row.file
         if columns is None and row.problem is None:
             columns = Columns.choose(row, **names)
-        yield _item(number, row, columns)
+        yield item_of(number, row, columns)
 
 
-def _item(number: int, row: Row, columns: Columns | None) -> Item:
+def item_of(number: int, row: Row, columns: Columns | None) -> Item:
+    """A row of a file; ``columns`` are not known as long as none of its rows could be read."""
     text, problem, name = None, row.problem, None
     values = dict(row.values)
     if columns is not None and problem is None:
@@ -131,7 +132,11 @@ def _item(number: int, row: Row, columns: Columns | None) -> Item:
     try:
         carried = as_json(values)
     except RecursionError:
-        carried, problem, text = "{}", problem or f"{row.place} has columns that are nested too deeply: flatten them", None
+        carried, problem, text = (
+            "{}",
+            problem or f"{row.place} has columns that are nested too deeply: flatten them",
+            None,
+        )
     return Item(number, row.file, row.unit, row.number, name, carried, text, problem)
 
 

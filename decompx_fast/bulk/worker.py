@@ -53,7 +53,7 @@ class Task:
         arguments: of :meth:`DecompX.explain_iter`.
         words: whether to merge the tokens of each word.
         stop: whether a row that cannot be explained ends the run.
-        folder: where parts go.
+        folder: where parts go; empty where none are written.
         format: of the parts.
         devices: where each worker computes, in turn; empty for where the model is.
     """
@@ -63,8 +63,8 @@ class Task:
     arguments: Mapping[str, Any]
     words: bool
     stop: bool
-    folder: str
-    format: str
+    folder: str = ""
+    format: str = "parquet"
     devices: tuple[str, ...] = ()
 
     def explainer(self, number: int) -> DecompX:
@@ -140,11 +140,24 @@ class Worker:
         """
         with self._warnings(unit, tell):
             found = dict(self._careful(unit, tell) if unit.careful else self._explained(unit.items))
-        new = {item.number: self._record(item, found[item.number]) for item in unit.items}
+        new = {item.number: record_of(item, self._named(item, found[item.number])) for item in unit.items}
         old: list[Record] = [] if unit.whole else self.parts.read(unit.span)
         records = [new.get(record["row"], record) for record in old] or list(new.values())
         self.parts.write(unit.span, records)
         return sum(record["error"] is not None for record in records)
+
+    def records(self, items: tuple[Item, ...], *, alone: bool = False) -> list[Record]:
+        """What became of each row, without writing a part.
+
+        Args:
+            items: the rows.
+            alone: as for :func:`decompx_fast.bulk.parts.record_of`.
+
+        Raises:
+            InputError: for the first row that cannot be explained, if that ends the run.
+        """
+        found = dict(self._explained(items))
+        return [record_of(item, self._named(item, found[item.number]), alone=alone) for item in items]
 
     def _explained(self, items: tuple[Item, ...]) -> Iterator[tuple[int, Explanation | Failure]]:
         """The outcome of each, by number; those of equal length are computed together."""
@@ -177,13 +190,14 @@ class Worker:
         except OF_AN_INPUT as error:
             return Failure.of(0, error)
 
-    def _record(self, item: Item, outcome: Explanation | Failure) -> Record:
-        if isinstance(outcome, Failure):
-            message = _named(outcome.error, [item])
-            if self.task.stop:
-                raise InputError(f"{message} ({item.place})" if item.place not in message else message)
-            outcome = replace(outcome, error=message)
-        return record_of(item, outcome)
+    def _named(self, item: Item, outcome: Explanation | Failure) -> Explanation | Failure:
+        """The outcome with an error that names its row, or the end of the run where errors are that."""
+        if not isinstance(outcome, Failure):
+            return outcome
+        message = _named(outcome.error, [item])
+        if self.task.stop:
+            raise InputError(f"{message} ({item.place})" if item.place not in message else message)
+        return replace(outcome, error=message)
 
     @contextmanager
     def _warnings(self, unit: Unit, tell: Tell) -> Iterator[None]:
