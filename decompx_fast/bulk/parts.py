@@ -113,7 +113,7 @@ def outcome_of(record: Record, options: Mapping[str, Any] | None = None) -> Expl
         metadata = {**more.pop("metadata"), **about}
         found = {**record, **more, "spans": spans, "metadata": metadata}
         return Explanation.from_dict(found if options is None else {**found, "options": options})
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise InputError(f"a record is damaged: {error!r}") from error
 
 
