@@ -27,7 +27,13 @@ def explainer(model) -> Explainer:
 
 
 def table(texts: list, **more) -> pyarrow.Table:
-    return pyarrow.table({"review": pyarrow.array(texts, pyarrow.string()), "n": pyarrow.array(range(len(texts)), pyarrow.int64()), **more})
+    return pyarrow.table(
+        {
+            "review": pyarrow.array(texts, pyarrow.string()),
+            "n": pyarrow.array(range(len(texts)), pyarrow.int64()),
+            **more,
+        }
+    )
 
 
 def test_columns_are_added_and_all_others_kept(model, explainer):
