@@ -25,6 +25,7 @@ import click
 
 from . import __version__
 from .cli_bulk import bulk
+from .cli_options import CHECKS, WORKSPACE
 from .cli_similarity import similarity
 from .config import BiasRule, Variant
 from .errors import DecompXError, OptionError
@@ -60,18 +61,6 @@ class Session:
 
 
 pass_session = click.make_pass_decorator(Session, ensure=True)
-
-
-class _Mebibytes(click.IntRange):
-    """A whole number of MiB, as bytes."""
-
-    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Any:
-        return super().convert(value, parameter, context) << 20
-
-
-WORKSPACE = _Mebibytes(min=1)
-#: As :data:`decompx_fast.engines.choose.CHECKS`, which cannot be read without torch.
-CHECKS = ("standard", "thorough")
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})

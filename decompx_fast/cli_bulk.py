@@ -7,6 +7,7 @@ from typing import Any, get_args
 
 import click
 
+from .cli_options import CHECKS, WORKSPACE
 from .config import BiasRule, Variant
 from .request.tables import FORMATS
 
@@ -46,6 +47,9 @@ from .request.tables import FORMATS
 @click.option("--target", "targets", multiple=True, metavar="CLASS", help="As for explain; repeatable.")
 @click.option("--at", multiple=True, metavar="PLACE", help="As for explain; repeatable.")
 @click.option("--top-k", type=click.IntRange(min=1), metavar="N", help="As for explain.")
+@click.option("--generate", type=click.IntRange(min=1), metavar="N", help="As for explain.")
+@click.option("--contrast", type=click.Choice(("mean",)), help="As for explain.")
+@click.option("--answer", type=click.Choice(("tokens", "sum", "both")), help="As for explain.")
 @click.option("--bias", type=click.Choice(get_args(BiasRule)), help="How biases are shared. [default: absdot]")
 @click.option("--variant", type=click.Choice(get_args(Variant)), help="[default: paper]")
 @click.option("--engine", metavar="ENGINE", help="Which engine computes. [default: the fastest that can answer]")
@@ -53,6 +57,8 @@ from .request.tables import FORMATS
 @click.option("--device", metavar="DEVICE", help="Where to compute. [default: all GPUs, or the CPU]")
 @click.option("--batch-size", type=click.IntRange(min=1), metavar="N", help="Texts computed together. [default: fits]")
 @click.option("--sources", metavar="UNIT", help="What a source is: token, word or sentence. [default: token]")
+@click.option("--workspace", "workspace_bytes", type=WORKSPACE, metavar="MIB", help="As for explain.")
+@click.option("--check", type=click.Choice(CHECKS), help="As for explain.")
 @click.option("--truncate", is_flag=True, default=None, help="Cut texts that are too long for the model.")
 @click.option("--quiet", is_flag=True, help="Say nothing of how far it is.")
 @click.pass_obj
@@ -77,12 +83,13 @@ def bulk(
     2: wrong usage.
     """
     from .bulk import explain_dataset
-    from .cli_explain import places
+    from .cli_explain import blocks, places
 
     if model is None and options["task"] is not None:
         raise click.UsageError("--task says which head of a model to load: name the model by --model PATH")
     options["targets"] = list(targets) or None
     options["at"] = places(at) or None
+    options["sources"] = options["sources"] and blocks(options["sources"])
     try:
         found = explain_dataset(
             list(data), model, out=out, progress=False if quiet else None, ray=ray if ray != "" else True, **options
