@@ -8,10 +8,12 @@ from pathlib import Path
 
 import evaluation_samples
 import numpy as np
+import pyarrow.parquet
 import pytest
 import torch
 from deadly import deadly
 from test_bulk import N_TEXTS, OPTIONS, ROOT, rows_of, write_rows
+from test_readme import python_blocks
 
 from decompx_fast import DecompX
 from decompx_fast.bulk import explain_dataset, load_results
@@ -140,6 +142,18 @@ def test_the_command_line(cluster, model, data, whole, tmp_path, capsys):
     assert main(["bulk", str(data), "--out", str(out), *asked]) == 0
     assert f"{N_TEXTS} rows are done" in capsys.readouterr().out
     assert rows_of(out) == rows_of(whole)
+
+
+def test_the_example_of_the_readme(cluster, model, tmp_path, capsys):
+    (block,) = (one for one in python_blocks() if "map_batches(" in one)
+    reviews = pyarrow.table({"review": ["good film", "dull film", ""], "stars": [5, 1, 2]})
+    pyarrow.parquet.write_table(reviews, tmp_path / "a.parquet")
+    for there, here in (("path/to/model", model), ("reviews/", str(tmp_path)), ("concurrency=8", "concurrency=1")):
+        assert there in block
+        block = block.replace(there, here)
+    exec(block, {})
+    said = capsys.readouterr().out
+    assert said.count("Explanation(") == 2 and said.count("Failure(") == 1
 
 
 def test_a_cluster_that_is_not_there_is_told(monkeypatch, model, tmp_path):

@@ -31,7 +31,7 @@ def python_blocks() -> list[str]:
 def test_readme_examples_run() -> None:
     matplotlib = pytest.importorskip("matplotlib")
     matplotlib.use("Agg")
-    others = ("similarity(", "demo_lm(", "looker", "explain_dataset(")  # have tests of their own
+    others = ("similarity(", "demo_lm(", "looker", "explain_dataset(", "map_batches(")  # have tests of their own
     first, options, tasks = (block for block in python_blocks() if not any(name in block for name in others))
     first, count = re.subn(r"DecompX\.from_pretrained\(.*?\)", "DecompX.demo()", first)
     assert count == 1
