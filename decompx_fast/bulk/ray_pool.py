@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from itertools import islice
 from pathlib import Path
@@ -96,18 +98,15 @@ class RayPool:
             except (OSError, ValueError, RuntimeError) as error:  # Ray's errors of connection are the first
                 raise BackendError(f"ray={self._address!r}: no cluster can be reached there ({error})") from error
             self._started = True
+            logging.getLogger("ray.data").setLevel(logging.WARNING)  # the run says itself how far it is
         has = ray.cluster_resources()
         gpus = int(has.get("GPU", 0)) if not self._task.devices else 0
         if gpus:
             self._task = replace(self._task, devices=("cuda",))
         self._workers = self._workers or gpus or max(1, int(has.get("CPU", 1)))
         self._needs = {"num_cpus": 1, "num_gpus": 1 if gpus else 0}
-        try:
+        with self._ends():
             settings: dict[str, Any] = ray.get(ray.remote(**self._needs)(_settings).remote(self._task))
-        except ray.exceptions.RayTaskError as error:
-            if isinstance(error.cause, DecompXError):
-                raise error.cause from error
-            raise
         self._parts = replace(self._parts, about=settings)
         return settings
 
@@ -178,8 +177,23 @@ class RayPool:
             max_task_retries=_RETRIES,
             **self._needs,
         )
-        for table in explained.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0):
-            yield table.to_pylist()
+        with self._ends():
+            for table in explained.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0):
+                yield table.to_pylist()
+
+    @contextmanager
+    def _ends(self) -> Iterator[None]:
+        """Raise what the cluster could not do as an error of ours."""
+        try:
+            yield
+        except self._ray.exceptions.RayError as error:
+            cause = getattr(error, "cause", None)
+            if isinstance(cause, DecompXError):
+                raise cause from error
+            reason = (str(error).strip() or type(error).__name__).splitlines()[-1]
+            raise BackendError(
+                f"the cluster could not load the model, or not go on ({reason}): see its logs"
+            ) from error
 
     def _check(self, record: Record) -> None:
         """Raise the error of a record where it is that of all rows, or ends the run."""
