@@ -35,6 +35,7 @@ def cluster():
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(ROOT / "tests"), *sys.path]))
         patch.setenv("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
+        patch.setenv("RAY_worker_niceness", "0")  # workers that give way to all others never start on a busy machine
         found = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
         found.add_node(num_cpus=1)
         ray.init(address=found.address, logging_level="error", log_to_driver=False)
