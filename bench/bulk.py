@@ -24,6 +24,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 RESULTS = Path(__file__).resolve().parent / "results"
+FAULTS = "## Faults"
 READ_AHEAD = 1024  # as many as the rows of a part
 
 
@@ -168,6 +169,8 @@ def main() -> None:
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--texts", help="a file with a column 'text', in the place of the snippets")
     asked = parser.parse_args()
+    if asked.rows < READ_AHEAD * (max(asked.workers) + 1):
+        parser.error(f"--rows: at least {READ_AHEAD * (max(asked.workers) + 1)}, so that there are parts to be timed")
     import torch
 
     texts = [f"{n} {text}" for n, text in enumerate(islice(cycle(snippets(asked.texts)), asked.rows))]
@@ -184,7 +187,9 @@ def main() -> None:
         found["runs"][str(workers)] = {"bulk": bulk(texts, workers), "alone": alone(texts, workers)}
         print(json.dumps(found), flush=True)
     (RESULTS / "bulk.json").write_text(json.dumps(found, indent=1) + "\n")
-    (RESULTS / "bulk.md").write_text("# Bulk runs\n\n" + table(found))
+    page = RESULTS / "bulk.md"
+    faults = page.read_text().partition(FAULTS)[2] if page.exists() else ""  # written by hand, and kept
+    page.write_text(f"# Bulk runs\n\n{table(found)}" + (f"\n{FAULTS}{faults}" if faults else ""))
     print(table(found))
 
 
