@@ -23,6 +23,8 @@ from setuptools import Extension, setup
 PACKAGES = [
     "decompx_fast",
     "decompx_fast.bulk",
+    "decompx_fast.calls",
+    "decompx_fast.commands",
     "decompx_fast.engines",
     "decompx_fast.engines.adjoint",
     "decompx_fast.engines.forward",

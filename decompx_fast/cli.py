@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, get_args
 import click
 
 from . import __version__
-from .cli_bulk import bulk
-from .cli_evaluate import evaluate
-from .cli_options import CHECKS, WORKSPACE
-from .cli_process import (
+from .commands.bulk import bulk
+from .commands.evaluate import evaluate
+from .commands.options import CHECKS, WORKSPACE
+from .commands.process import (
     OUTPUT_ERRORS,
     Ended,
     Session,
@@ -29,7 +29,7 @@ from .cli_process import (
     pass_session,
     silence_output,
 )
-from .cli_similarity import similarity
+from .commands.similarity import similarity
 from .config import BiasRule, Variant
 from .errors import DecompXError, OptionError
 from .request.tables import FORMATS
@@ -174,8 +174,8 @@ def explain(
         raise click.UsageError("--image is for a --model that reads pictures, and goes with no texts")
     if sounds and (texts or file is not None or model is None):
         raise click.UsageError("--audio is for a --model that reads sounds, and goes with no texts")
-    from .cli_explain import Outputs, Source, explain_all, run
-    from .cli_values import blocks, places
+    from .commands.explain import Outputs, Source, explain_all, run
+    from .commands.values import blocks, places
 
     columns = {"text": text_column, "pair": pair_column, "id": id_column}
     kind = "picture" if images else "sound" if sounds else "text"

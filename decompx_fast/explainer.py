@@ -7,21 +7,21 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 
 import torch
 
-from .arguments import Arguments, spelled_out
-from .call import Call, OnError, start
-from .checks import check_dtype, refuse_misspelt_arguments
-from .compiling import outside_compiler
-from .encoders import check_encoder, encoders_of
+from .calls.arguments import Arguments, spelled_out
+from .calls.call import Call, OnError, start
+from .calls.checks import check_dtype, refuse_misspelt_arguments
+from .calls.compiling import outside_compiler
+from .calls.encoders import check_encoder, encoders_of
+from .calls.explained_model import ExplainedModel
+from .calls.planning import plan_call
+from .calls.similarity import Comparison
 from .engines.adjoint.plan import AdjointPlan
 from .engines.choose import Execution
 from .engines.forward.plan import Plan
-from .explained_model import ExplainedModel
-from .planning import plan_call
 from .result.explanation import Explanation
 from .result.explanations import Explanations
 from .result.failure import Failure
 from .result.pair import PairExplanation
-from .similarity import Comparison
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -15,7 +15,7 @@ import pyarrow.parquet
 import pytest
 import torch
 
-import decompx_fast.job
+import decompx_fast.calls.job
 from decompx_fast import DecompX, Failure
 from decompx_fast.bulk import explain_dataset, load_results
 from decompx_fast.errors import InputError, OptionError
@@ -158,7 +158,7 @@ def test_rows_that_cannot_be_explained_are_rows_with_their_errors(model, tmp_pat
 
 def test_errors_are_explained_again_where_that_is_asked_for(model, tmp_path, monkeypatch):
     file, out = write_rows(tmp_path / "a.jsonl", ["good film", "bad film", "dull film"]), tmp_path / "out"
-    run = decompx_fast.job.Job.run
+    run = decompx_fast.calls.job.Job.run
 
     def fails(job, batch):
         if any("bad film" in encoded.texts for encoded, _ in batch):
@@ -166,7 +166,7 @@ def test_errors_are_explained_again_where_that_is_asked_for(model, tmp_path, mon
         return run(job, batch)
 
     with monkeypatch.context() as patch:
-        patch.setattr(decompx_fast.job.Job, "run", fails)
+        patch.setattr(decompx_fast.calls.job.Job, "run", fails)
         assert explain_dataset(file, model, out=out, **OPTIONS).errors == 1
         assert [one.ok for one in load_results(out)] == [True, False, True]
     assert explain_dataset(file, model, out=out, **OPTIONS).explained == 0

@@ -163,7 +163,7 @@ def test_an_interrupt_is_one_line(capsys, folder, monkeypatch):
     def interrupt(*_args, **_kwargs):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("decompx_fast.job.linearize", interrupt)
+    monkeypatch.setattr("decompx_fast.calls.job.linearize", interrupt)
     assert "interrupted" in fails(capsys, 1, "explain", "a", "--model", folder)
 
 

@@ -17,7 +17,8 @@ import pyarrow.parquet
 import pytest
 import torch
 
-from decompx_fast import cli, job
+from decompx_fast import cli
+from decompx_fast.calls import job
 from decompx_fast.cli import main
 
 LONG = "word " * 600

@@ -11,7 +11,7 @@ import torch
 from test_cli import fails, run
 
 from decompx_fast import Word
-from decompx_fast.cli_values import places
+from decompx_fast.commands.values import places
 
 
 @pytest.fixture(scope="module")

@@ -16,8 +16,8 @@ from refusals import refuses
 
 import decompx_fast
 from decompx_fast import DecompX, Explanation, Failure
+from decompx_fast.calls.job import Job
 from decompx_fast.errors import BackendError, InputError, NumericalError, OptionError
-from decompx_fast.job import Job
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,8 @@ import dataclasses
 import inspect
 
 from decompx_fast import DecompX, DecompXConfig
-from decompx_fast.arguments import TELLING, Arguments, Options
-from decompx_fast.call import Call
+from decompx_fast.calls.arguments import TELLING, Arguments, Options
+from decompx_fast.calls.call import Call
 
 
 def test_a_call_shows_every_keyword_that_it_takes() -> None:

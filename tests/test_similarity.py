@@ -154,7 +154,7 @@ def test_many_passages_are_each_as_if_alone(rule, side):
 
 
 def test_the_query_is_computed_once(monkeypatch):
-    import decompx_fast.similarity as module
+    import decompx_fast.calls.similarity as module
 
     lengths = []
 

@@ -7,8 +7,8 @@ import torch
 from models import classifier, token_ids
 
 from decompx_fast import DecompX
+from decompx_fast.calls.job import Job
 from decompx_fast.errors import InputError
-from decompx_fast.job import Job
 from decompx_fast.request.batching import look_ahead
 
 

@@ -144,7 +144,7 @@ def test_errors_leave_nothing_behind(monkeypatch, engine, error):
         "decompx_fast.linearize.linearization.HuggingFaceLinearization._check",
         "decompx_fast.linearize.recomputed.linearize_head",
         "decompx_fast.engines." + (engine if engine == "reference" else f"{engine}.run") + ".attribute",
-        "decompx_fast.composing.Explanation",
+        "decompx_fast.calls.composing.Explanation",
     ):
         with monkeypatch.context() as patch:
             patch.setattr(place, fail)

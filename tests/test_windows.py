@@ -15,7 +15,8 @@ from refusals import refuses
 from rich.console import Console
 from transformers import BartConfig, BartForQuestionAnswering, RobertaConfig, RobertaForQuestionAnswering
 
-from decompx_fast import DecompX, Explanation, Failure, Word, windowing
+from decompx_fast import DecompX, Explanation, Failure, Word
+from decompx_fast.calls import windowing
 from decompx_fast.errors import OptionError
 
 SIZE = 40  # positions of the model

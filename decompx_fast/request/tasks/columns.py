@@ -69,7 +69,8 @@ class Question:
         top_k: how many of the likeliest outputs at each place.
         max_answer_tokens: of an answer.
         ignore_labels: of words that are no entities.
-        continuation, generate, seed: what follows a prompt, or how it is made; see :mod:`decompx_fast.continuing`.
+        continuation, generate, seed: what follows a prompt, or how it is made; see
+            :mod:`decompx_fast.calls.continuing`.
         contrast: ``"mean"``: less the mean of all outputs.
         answer: whether each token of an output is a column, all of it in one, or both.
         max_seq_len, doc_stride: of the windows of a long context: tokens of each, and tokens that two neighbours share.

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from .errors import InputError
+from ..errors import InputError
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 

@@ -6,18 +6,18 @@ from typing import Any
 
 import torch
 
-from .config import DecompXConfig
-from .engines.adjoint.plan import AdjointPlan
-from .engines.choose import Execution, cheaper_engine, choose_engine, records
-from .engines.forward.plan import Plan, plan
-from .engines.memory import available_bytes
-from .engines.shape import ModelShape
-from .errors import OptionError
+from ..config import DecompXConfig
+from ..engines.adjoint.plan import AdjointPlan
+from ..engines.choose import Execution, cheaper_engine, choose_engine, records
+from ..engines.forward.plan import Plan, plan
+from ..engines.memory import available_bytes
+from ..engines.shape import ModelShape
+from ..errors import OptionError
+from ..linearize.linearization import specification
+from ..linearize.spec import ModelSpec
+from ..request.targets import resolve_targets
 from .explained_model import ExplainedModel
 from .job import COLUMNS_RECKONED
-from .linearize.linearization import specification
-from .linearize.spec import ModelSpec
-from .request.targets import resolve_targets
 
 
 def plan_call(

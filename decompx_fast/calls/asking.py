@@ -10,11 +10,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from .engines.terms import Terms
-from .errors import InputError
-from .request.encoded import Encoded
-from .request.tasks.columns import Asked, Best, Question, Task, Term
-from .result.failure import Failure, attempt
+from ..engines.terms import Terms
+from ..errors import InputError
+from ..request.encoded import Encoded
+from ..request.tasks.columns import Asked, Best, Question, Task, Term
+from ..result.failure import Failure, attempt
 
 
 class GivesOutputs(Protocol):

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .errors import InputError, OptionError
+from ..errors import InputError, OptionError
+from ..request.tables import STANDARD_INPUT, Columns, Row, format_of, is_regular, read_rows
+from ..result.failure import Failure
 from .outputs import STANDARD_OUTPUT, JsonArray, JsonLines, Page, Result, Sink, Tables, deliver, partial_of
-from .request.tables import STANDARD_INPUT, Columns, Row, format_of, is_regular, read_rows
-from .result.failure import Failure
 
 if TYPE_CHECKING:
-    from .explainer import DecompX
+    from ..explainer import DecompX
 
 _LINES_ENDINGS = (".jsonl", ".ndjson")
 
@@ -71,7 +71,7 @@ class Source:
         Raises:
             UsageError: says which option to use.
         """
-        from .models.tasks import PICTURES, SOUNDS
+        from ..models.tasks import PICTURES, SOUNDS
 
         reads = {PICTURES: "picture", SOUNDS: "sound"}.get(explainer.task, "text")
         if reads != self.kind:
@@ -262,7 +262,7 @@ class Outputs:
             UsageError: for a file that is named twice, or options that do not fit.
             OutputError: for a place that cannot be written.
         """
-        from .result.file import check_place
+        from ..result.file import check_place
 
         if self.array is not None and self.array.lower().endswith(_LINES_ENDINGS):
             raise click.UsageError(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .engines.accuracy import largest_share
-from .engines.attribution import Attribution
-from .errors import PrecisionWarning, warn_user
+from ..engines.accuracy import largest_share
+from ..engines.attribution import Attribution
+from ..errors import PrecisionWarning, warn_user
 
 #: A measured error of this share of the largest score is worth a warning: the measure is closer than an estimate.
 MEASURED_NOTEWORTHY = 0.01

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
-from .config import BiasRule
+from ..config import BiasRule
 
 if TYPE_CHECKING:
-    from .explainer import DecompX
+    from ..explainer import DecompX
     from .outputs import Result
 
 
@@ -72,8 +72,8 @@ def similarity(
     which pairs of tokens make it up: their scores add up to it. With --image
     QUERY and each PASSAGE are texts, and the pairs are tokens and patches.
     """
-    from .cli_explain import Outputs, run
-    from .cli_values import blocks
+    from .explain import Outputs, run
+    from .values import blocks
 
     if pooling is not None and model is None:
         raise click.UsageError("--pooling is for an encoder's folder: give --model PATH")
@@ -108,7 +108,7 @@ def similarity(
 
 
 def _load(model: str | None, pooling: str | None, device: str | None) -> DecompX:
-    from .explainer import DecompX
+    from ..explainer import DecompX
 
     if model is None:
         return DecompX.demo_encoder(device=device)

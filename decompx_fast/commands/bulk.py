@@ -7,9 +7,9 @@ from typing import Any, get_args
 
 import click
 
-from .cli_options import CHECKS, WORKSPACE
-from .config import BiasRule, Variant
-from .request.tables import FORMATS
+from ..config import BiasRule, Variant
+from ..request.tables import FORMATS
+from .options import CHECKS, WORKSPACE
 
 
 @click.command()
@@ -82,8 +82,8 @@ def bulk(
     Exit code 0: every row has a result or its error; 1: the run ended before;
     2: wrong usage.
     """
-    from .bulk import explain_dataset
-    from .cli_values import blocks, places
+    from ..bulk import explain_dataset
+    from .values import blocks, places
 
     if model is None and options["task"] is not None:
         raise click.UsageError("--task says which head of a model to load: name the model by --model PATH")

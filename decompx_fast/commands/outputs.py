@@ -13,12 +13,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import IO, Any, Protocol
 
-from .errors import OutputError
-from .result.display import printable
-from .result.explanation import Explanation
-from .result.failure import Failure
-from .result.file import flush_to_disk
-from .result.pair import PairExplanation
+from ..errors import OutputError
+from ..result.display import printable
+from ..result.explanation import Explanation
+from ..result.failure import Failure
+from ..result.file import flush_to_disk
+from ..result.pair import PairExplanation
 
 _LINE_ENDS = re.compile("[\x85\u2028\u2029]")
 
@@ -198,7 +198,7 @@ class Page:
 
     def fill(self, results: Iterator[Result]) -> None:
         """Write them all as they come; no file is begun before the first is there."""
-        from .result.render import page_chunks, page_end
+        from ..result.render import page_chunks, page_end
 
         first = next(results, None)
         if first is None:

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..config import DecompXConfig
+from ..errors import InputError, OptionError, UnsupportedModelError
+from ..linearize.architectures import find_family, supported_architectures
+from ..models.tasks import task_of_model, task_of_name
 from .arguments import TELLING, Arguments, Options
-from .config import DecompXConfig
-from .errors import InputError, OptionError, UnsupportedModelError
-from .linearize.architectures import find_family, supported_architectures
-from .models.tasks import task_of_model, task_of_name
 
 DTYPES = {
     "float64": torch.float64,

@@ -8,17 +8,17 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from .engines.shape import ModelShape
-from .errors import InputError
-from .linearize.architectures import unwrap
-from .linearize.copies import Copies
-from .linearize.linearization import specification
-from .linearize.sentence import SentenceEncoder
-from .linearize.spec import InputLimits
-from .linearize.towers import TwoTowers
-from .request.encoded import Encoded
-from .request.encoding import Reader
-from .request.pictures import PictureReader
+from ..engines.shape import ModelShape
+from ..errors import InputError
+from ..linearize.architectures import unwrap
+from ..linearize.copies import Copies
+from ..linearize.linearization import specification
+from ..linearize.sentence import SentenceEncoder
+from ..linearize.spec import InputLimits
+from ..linearize.towers import TwoTowers
+from ..request.encoded import Encoded
+from ..request.encoding import Reader
+from ..request.pictures import PictureReader
 
 
 class Model(Protocol):

@@ -8,15 +8,12 @@ from typing import Any
 
 import torch
 
-from .asking import AskedOf, Asker, terms_of
-from .compiling import outside_compiler
-from .composing import Answers, Computed
-from .config import DecompXConfig
-from .engines.accuracy import noteworthy
-from .engines.adjoint.plan import AdjointPlan
-from .engines.adjoint.run import GRADIENTS_HELD
-from .engines.attribution import Attribution
-from .engines.choose import (
+from ..config import DecompXConfig
+from ..engines.accuracy import noteworthy
+from ..engines.adjoint.plan import AdjointPlan
+from ..engines.adjoint.run import GRADIENTS_HELD
+from ..engines.attribution import Attribution
+from ..engines.choose import (
     CHECKS,
     Execution,
     attribute,
@@ -26,21 +23,24 @@ from .engines.choose import (
     records,
     without_shares,
 )
-from .engines.forward.plan import ModelShape
-from .engines.terms import Terms
-from .errors import InputError, OptionError
+from ..engines.forward.plan import ModelShape
+from ..engines.terms import Terms
+from ..errors import InputError, OptionError
+from ..linearize.linearization import HuggingFaceLinearization, linearize
+from ..linearize.model_run import plain_mode
+from ..models.tasks import PICTURES, SOUNDS
+from ..request.batching import Pair
+from ..request.encoded import Encoded
+from ..request.sources import SINGLE_UNITS, Sources
+from ..request.targets import Targets
+from ..request.tasks.columns import Asked
+from ..result.explanation import Explanation
+from ..result.failure import OF_AN_INPUT, Failure
+from .asking import AskedOf, Asker, terms_of
+from .compiling import outside_compiler
+from .composing import Answers, Computed
 from .explained_model import ExplainedModel
-from .linearize.linearization import HuggingFaceLinearization, linearize
-from .linearize.model_run import plain_mode
-from .models.tasks import PICTURES, SOUNDS
 from .precision import warn_of_errors
-from .request.batching import Pair
-from .request.encoded import Encoded
-from .request.sources import SINGLE_UNITS, Sources
-from .request.targets import Targets
-from .request.tasks.columns import Asked
-from .result.explanation import Explanation
-from .result.failure import OF_AN_INPUT, Failure
 
 #: Columns of a model that answers at positions are known when it has run; before, so many are reckoned with.
 COLUMNS_RECKONED = 8

@@ -22,7 +22,7 @@ def places(written: Sequence[str]) -> list[Any]:
 
 
 def _place(written: str) -> Any:
-    from .request.tasks.places import Word
+    from ..request.tasks.places import Word
 
     kind, *numbers = written.split(":")
     if kind == "word" and len(numbers) in (1, 2) and all(number.isdecimal() for number in numbers):

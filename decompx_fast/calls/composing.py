@@ -9,15 +9,15 @@ from typing import Any
 
 import torch
 
-from .config import DecompXConfig
-from .engines.attribution import Attribution
+from ..config import DecompXConfig
+from ..engines.attribution import Attribution
+from ..linearize.architectures import unwrap
+from ..linearize.linearization import HuggingFaceLinearization
+from ..request.encoded import Encoded
+from ..request.sources import Sources, blocks_of
+from ..result.explanation import Explanation
+from ..result.kinds import Site
 from .explained_model import ExplainedModel
-from .linearize.architectures import unwrap
-from .linearize.linearization import HuggingFaceLinearization
-from .request.encoded import Encoded
-from .request.sources import Sources, blocks_of
-from .result.explanation import Explanation
-from .result.kinds import Site
 
 
 @dataclass(frozen=True)

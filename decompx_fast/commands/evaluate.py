@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from .cli_process import Session, pass_session
+from .process import Session, pass_session
 
 # Written out, so that the help need not load them; a test compares them with those that there are.
 METHODS_HELP = """Methods, with commas between: random, occlusion, decompx, decompx-no-bias, decompx-no-ffn,
@@ -46,7 +46,7 @@ def evaluate(session: Session, data: str, out: str, label_map: tuple[str, ...], 
     the model says then. Writes report.md, summary.json, results.parquet and
     curves (PNG, SVG) to DIR. A killed run goes on where it was.
     """
-    from .evaluation import evaluate as run_evaluation
+    from ..evaluation import evaluate as run_evaluation
 
     classes = _label_map(label_map)
     try:

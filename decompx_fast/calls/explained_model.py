@@ -8,23 +8,23 @@ from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar
 import torch
 from torch import nn
 
+from ..config import LINEAR_BIAS_RULES, DecompXConfig
+from ..engines.choose import choose_engine
+from ..errors import InputError, OptionError
+from ..linearize.architectures import find_family, unwrap
+from ..linearize.copies import Copies
+from ..linearize.linearization import specification
+from ..linearize.sentence import SentenceEncoder
+from ..linearize.towers import TwoTowers
+from ..models.digest import model_sha256
+from ..models.heads import one_head
+from ..models.origin import Origin, check_same
+from ..models.sentence import unpacked
+from ..models.tasks import DEFAULT, task_of_model
+from ..request.tasks import NAMED_OUTPUTS, check_task
+from ..result.kinds import ProblemType
 from .checks import check_batch_size, check_dtype, check_head, to_device
-from .config import LINEAR_BIAS_RULES, DecompXConfig
 from .encoders import encoders_of
-from .engines.choose import choose_engine
-from .errors import InputError, OptionError
-from .linearize.architectures import find_family, unwrap
-from .linearize.copies import Copies
-from .linearize.linearization import specification
-from .linearize.sentence import SentenceEncoder
-from .linearize.towers import TwoTowers
-from .models.digest import model_sha256
-from .models.heads import one_head
-from .models.origin import Origin, check_same
-from .models.sentence import unpacked
-from .models.tasks import DEFAULT, task_of_model
-from .request.tasks import NAMED_OUTPUTS, check_task
-from .result.kinds import ProblemType
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -115,7 +115,7 @@ class ExplainedModel:
             ModelLoadError: if there is no such model, or it has no trained head and none was asked for.
             UnsupportedModelError: if its architecture is not supported.
         """
-        from .models.pretrained import load_pretrained
+        from ..models.pretrained import load_pretrained
 
         asked = None if task is None else check_task(task)
         model, tokenizer = load_pretrained(path_or_id, half=half, pooling=pooling, task=asked)
@@ -132,7 +132,7 @@ class ExplainedModel:
         Raises:
             ModelLoadError: if the package that holds its weights is not installed.
         """
-        from .models.demo import load_demo
+        from ..models.demo import load_demo
 
         model, tokenizer = load_demo()
         explainer = cls(to_device(model, device), tokenizer, **arguments)
@@ -147,7 +147,7 @@ class ExplainedModel:
         Raises:
             ModelLoadError: if a package is not installed.
         """
-        from .models.demo_lm import load_demo_lm
+        from ..models.demo_lm import load_demo_lm
 
         model, tokenizer = load_demo_lm()
         explainer = cls(to_device(model, device), tokenizer, **arguments)
@@ -161,8 +161,8 @@ class ExplainedModel:
         Raises:
             ModelLoadError: if the package that holds its weights is not installed.
         """
-        from .models.demo import find_base
-        from .models.sentence import load_sentence_encoder
+        from ..models.demo import find_base
+        from ..models.sentence import load_sentence_encoder
 
         model, tokenizer = load_sentence_encoder(str(find_base()))
         explainer = cls(to_device(model, device), tokenizer, **arguments)

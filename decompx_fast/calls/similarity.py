@@ -21,26 +21,26 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from .config import DecompXConfig
+from ..config import DecompXConfig
+from ..engines.accuracy import noteworthy
+from ..engines.choose import Execution, attribute, cheaper_engine, choose_engine, records
+from ..engines.shape import ModelShape
+from ..errors import InputError, NumericalError, OptionError, shown
+from ..linearize.architectures import unwrap
+from ..linearize.linearization import linearize
+from ..linearize.model_run import plain_mode
+from ..linearize.sentence import SentenceEncoder, embed
+from ..linearize.terms import Terms
+from ..linearize.towers import TwoTowers
+from ..request.encoded import Encoded
+from ..request.encoding import Reader
+from ..request.pictures import is_picture
+from ..request.sources import UNITS, Sources, resolve_sources
+from ..result.explanations import Explanations
+from ..result.pair import BIAS_TOKEN, Measure, PairExplanation, PairSide, Side, SideUnit
 from .encoders import Encoder, texts_of
-from .engines.accuracy import noteworthy
-from .engines.choose import Execution, attribute, cheaper_engine, choose_engine, records
-from .engines.shape import ModelShape
-from .errors import InputError, NumericalError, OptionError, shown
 from .explained_model import ExplainedModel
-from .linearize.architectures import unwrap
-from .linearize.linearization import linearize
-from .linearize.model_run import plain_mode
-from .linearize.sentence import SentenceEncoder, embed
-from .linearize.terms import Terms
-from .linearize.towers import TwoTowers
 from .precision import warn_of_errors
-from .request.encoded import Encoded
-from .request.encoding import Reader
-from .request.pictures import is_picture
-from .request.sources import UNITS, Sources, resolve_sources
-from .result.explanations import Explanations
-from .result.pair import BIAS_TOKEN, Measure, PairExplanation, PairSide, Side, SideUnit
 
 #: Whose sources are told apart: those of both texts, or of one, against all of the other.
 Sides = Literal["both", "a", "b"]

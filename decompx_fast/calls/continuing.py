@@ -9,17 +9,17 @@ from typing import Any
 
 from torch import Tensor
 
-from .errors import InputError, OptionError, shown
+from ..errors import InputError, OptionError, shown
+from ..linearize.architectures import unwrap
+from ..models.tasks import WRITES_ANEW
+from ..models.writing import decoder_start, greedy_or_given, write
+from ..request.decoding import with_decoder
+from ..request.encoded import Encoded
+from ..request.forms import is_ids, whole_numbers
+from ..request.output import ids_of_text, with_output
+from ..request.tasks.columns import Question
+from ..result.failure import Failure, attempt
 from .explained_model import ExplainedModel
-from .linearize.architectures import unwrap
-from .models.tasks import WRITES_ANEW
-from .models.writing import decoder_start, greedy_or_given, write
-from .request.decoding import with_decoder
-from .request.encoded import Encoded
-from .request.forms import is_ids, whole_numbers
-from .request.output import ids_of_text, with_output
-from .request.tasks.columns import Question
-from .result.failure import Failure, attempt
 
 #: In the place of an output: none was asked for, and there are no more.
 _NOTHING, _NO_MORE = object(), object()

@@ -9,31 +9,31 @@ from typing import Any, Literal, get_args
 
 import torch
 
+from ..config import DecompXConfig
+from ..engines.choose import Execution
+from ..engines.shape import ModelShape
+from ..errors import OptionError, warn_user
+from ..linearize.linearization import specification
+from ..linearize.spec import ModelSpec
+from ..models.tasks import WRITES_ANEW, WRITES_ON
+from ..request.batching import stream
+from ..request.decoding import with_text_again
+from ..request.encoding import Reader
+from ..request.naming import with_ids
+from ..request.pictures import PictureReader
+from ..request.sounds import SoundReader
+from ..request.sources import check_unit, with_sources
+from ..request.targets import resolve_targets
+from ..request.tasks import check_question, position_task
+from ..request.tasks.columns import Question
+from ..result.explanation import Explanation
+from ..result.failure import Failure
 from .asking import Asker
 from .checks import check_batch_size, check_dtype, check_positions, refuse_misspelt_arguments, refuse_of_texts
 from .compiling import outside_compiler
-from .config import DecompXConfig
 from .continuing import Continuation
-from .engines.choose import Execution
-from .engines.shape import ModelShape
-from .errors import OptionError, warn_user
 from .explained_model import ExplainedModel
 from .job import COLUMNS_RECKONED, Job
-from .linearize.linearization import specification
-from .linearize.spec import ModelSpec
-from .models.tasks import WRITES_ANEW, WRITES_ON
-from .request.batching import stream
-from .request.decoding import with_text_again
-from .request.encoding import Reader
-from .request.naming import with_ids
-from .request.pictures import PictureReader
-from .request.sounds import SoundReader
-from .request.sources import check_unit, with_sources
-from .request.targets import resolve_targets
-from .request.tasks import check_question, position_task
-from .request.tasks.columns import Question
-from .result.explanation import Explanation
-from .result.failure import Failure
 from .windowing import LongContexts
 
 #: What becomes of an input that cannot be explained.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
 if TYPE_CHECKING:
     import torch
 
-    from .config import (
+    from ..config import (
         Aggregation,
         Approximation,
         BiasRule,
@@ -83,7 +83,7 @@ def spelled_out(as_in: Callable[..., Any]) -> Callable[[_Function], _Function]:
     Args:
         as_in: a method that names them, with their defaults.
     """
-    from .config import DecompXConfig
+    from ..config import DecompXConfig
 
     taken = inspect.signature(as_in).parameters.values()
     # Where an option is not given, the explainer's own holds.

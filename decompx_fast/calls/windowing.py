@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ..errors import InputError, OptionError
+from ..linearize.linearization import linearize
+from ..linearize.model_run import plain_mode
+from ..request.encoded import Encoded
+from ..request.tasks.columns import Question, check_count, index_of
+from ..request.tasks.places import resolve_places
+from ..request.tasks.question_answering import answer_limit, context_of
+from ..request.windows import Window, in_window, windows
+from ..result.failure import Failure, attempt
+from ..result.readings import Answer
 from .asking import AskedOf, Asker
-from .errors import InputError, OptionError
-from .linearize.linearization import linearize
-from .linearize.model_run import plain_mode
-from .request.encoded import Encoded
-from .request.tasks.columns import Question, check_count, index_of
-from .request.tasks.places import resolve_places
-from .request.tasks.question_answering import answer_limit, context_of
-from .request.windows import Window, in_window, windows
-from .result.failure import Failure, attempt
-from .result.readings import Answer
 
 if TYPE_CHECKING:
     from .explained_model import ExplainedModel
