@@ -73,7 +73,7 @@ HALF_POSITIONS = 128
 
 def has_bfloat16() -> bool:
     """Whether this CPU multiplies bfloat16 faster than it widens it."""
-    return products.way(torch.bfloat16, "large") == "torch"
+    return products.way(torch.bfloat16, "large") != "widened"
 
 
 def dtypes(on_cuda: bool, engine: str, n: int) -> tuple[str, ...]:

@@ -27,6 +27,7 @@ import sys
 import tarfile
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,8 +90,13 @@ STEPS = (
     ),
 )
 
-#: How long a process that was asked to stop may take to say what it did.
+#: All steps together, the report left aside; the last ones get what is left of it.
+TOTAL_S = 465.0
+#: How long a process that was asked to stop may take to say what it did, within its step's budget; no step is begun
+#: with less time than that.
 GRACE_S = 4.0
+#: How long the tables may take.
+REPORT_S = 15.0
 #: How often what a step wrote so far is packed.
 PACK_EVERY_S = 10.0
 
@@ -106,25 +112,30 @@ class Run:
     def __init__(self, out: Path, work: Path) -> None:
         self.out, self.work = out, work
         self.summary: list[dict[str, Any]] = []
+        self.ends_at = time.monotonic() + TOTAL_S
         out.mkdir(parents=True, exist_ok=True)
 
     def step(self, step: Step) -> None:
         """Run one step within its budget, whatever becomes of it."""
         start = time.monotonic()
+        budget_s = min(step.budget_s, self.ends_at - start)
         logs = [self.work / f"{step.name}{f'.{n}' if step.shards > 1 else ''}.log" for n in range(step.shards)]
         codes: list[int | str]
         try:
-            codes = self._wait(step, [self._start(step, n, log) for n, log in enumerate(logs)])
-        except OSError as error:  # no such program
+            if self.ends_at - start <= GRACE_S:
+                raise TimeoutError(f"the {TOTAL_S:g} s of all steps are over")
+            codes = self._wait(budget_s, [self._start(step, n, log) for n, log in enumerate(logs)])
+        except OSError as error:  # no time, or no such program
             codes = [f"not started: {error}"]
-        text = "\n".join(log.read_text(encoding="utf-8", errors="replace") for log in logs if log.exists())
+        texts = [log.read_text(encoding="utf-8", errors="replace") for log in logs if log.exists()]
+        text = "\n".join(texts)
         self.summary.append(
             {
                 "name": step.name,
                 "exit": next((code for code in codes if code != 0), 0),
                 "seconds": round(time.monotonic() - start, 1),
-                "budget_s": step.budget_s,
-                "counts": counts(text),
+                "budget_s": round(max(budget_s, 0.0), 1),
+                "counts": counts(texts),
                 "failed": re.findall(r"^(?:FAILED|ERROR) (.*)", text, re.MULTILINE)[:40],
                 "benchmarks": len(self._rows(step.name)),
                 "end": text.splitlines()[-15:],
@@ -153,8 +164,9 @@ class Run:
                 start_new_session=True,
             )
 
-    def _wait(self, step: Step, processes: Sequence[subprocess.Popen[bytes]]) -> list[int | str]:
-        stop_at = time.monotonic() + step.budget_s
+    def _wait(self, budget_s: float, processes: Sequence[subprocess.Popen[bytes]]) -> list[int | str]:
+        """How each process ended; those that go on for longer are asked to stop, and then stopped."""
+        stop_at = time.monotonic() + max(budget_s - GRACE_S, budget_s / 2)
         packed = time.monotonic()
         while any(process.poll() is None for process in processes) and time.monotonic() < stop_at:
             time.sleep(0.05)
@@ -168,7 +180,7 @@ class Run:
                 signal_group(process, number)
             while any(process.poll() is None for process in processes) and time.monotonic() < until:
                 time.sleep(0.05)
-        over = f"stopped: more than its {step.budget_s:g} s"
+        over = f"stopped: more than its {budget_s:.3g} s"
         return [over if process in late else process.returncode for process in processes]
 
     def _rows(self, name: str) -> list[dict[str, Any]]:
@@ -205,7 +217,7 @@ class Run:
         environment = os.environ | {"PYTHONPATH": str(ROOT)}
         try:
             done = subprocess.run(
-                [*command, "--no-plots"], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=30
+                [*command, "--no-plots"], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=REPORT_S
             )
             if done.returncode:
                 raise subprocess.SubprocessError(done.stderr[-2000:])
@@ -222,15 +234,16 @@ def signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> No
         pass  # all of it has ended
 
 
-def counts(text: str) -> dict[str, int]:
+def counts(texts: Sequence[str]) -> dict[str, int]:
     """What pytest counted, over all its processes; of one that was killed, by its lines."""
-    found: dict[str, int] = {}
-    for number, word in re.findall(r"(\d+) (passed|failed|skipped|errors?|deselected)\b", "\n".join(tails(text))):
-        found[word.rstrip("s") if word.startswith("error") else word] = found.get(word, 0) + int(number)
-    if not found:
-        for word in re.findall(r"^\S+::\S+.* (PASSED|FAILED|SKIPPED|ERROR)\b", text, re.MULTILINE):
-            found[word.lower()] = found.get(word.lower(), 0) + 1
-    return found
+    found: Counter[str] = Counter()
+    for text in texts:
+        for number, word in re.findall(r"(\d+) (passed|failed|skipped|error|deselected)", "\n".join(tails(text))):
+            found[word] += int(number)
+        if not tails(text):
+            words = re.findall(r"^\S+::\S+.* (PASSED|FAILED|SKIPPED|ERROR)\b", text, re.MULTILINE)
+            found.update(word.lower() for word in words)
+    return dict(found)
 
 
 def tails(text: str) -> list[str]:

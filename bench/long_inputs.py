@@ -136,7 +136,8 @@ def markdown(rows: list[dict[str, Any]]) -> str:
     lines = [
         "# Long inputs on a CPU",
         "",
-        "What is measured, and how: `bench/long_inputs.py`. Random weights, float32.",
+        "What is measured, and how: `bench/long_inputs.py`. Random weights, float32. Seconds are those of the clock, "
+        "on a machine that others used too: ratios are of runs one after the other; memory does not depend on it.",
     ]
     for case, title in TITLES.items():
         own = sorted((row for row in rows if row["case"] == case), key=lambda row: (row["layers"], row["positions"]))

@@ -303,7 +303,10 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _in_options(message: str) -> str:
-    """A message that names arguments of Python, with the options of the commands in their places."""
+    """A message that names arguments of Python, with the options of the commands in their places; where it gives both,
+    as ``truncate=True (--truncate)``, with the options alone."""
+    message = re.sub(r"\b\w+=\S+ \((--[^()]*)\)", r"\1", message)
+    message = re.sub(r"\(\w+=[^(),]*, (--[^()]*)\)", r"(\1)", message)
     for command in cli.commands.values():
         for option in command.params:
             if not isinstance(option, click.Option) or not option.name or not option.opts[0].startswith("--"):

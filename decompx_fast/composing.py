@@ -151,7 +151,7 @@ class Computed:
             stages={name: value[n].cpu() for name, value in attribution.stages.items()},
             bias_sites=self._sites_of(n, own),
             component_shares=self._shares_of(n, own),
-            metadata=self._metadata(encoded) | blocks_of(encoded, sources),
+            metadata=self._metadata(n, encoded) | blocks_of(encoded, sources),
             task=self.explainer.task,
             **answers.said,
         )
@@ -169,13 +169,14 @@ class Computed:
         named = zip(self.attribution.components, self._shares[n, ..., own].unbind(), strict=True)
         return {name: value.clone() for name, value in named}
 
-    def _metadata(self, encoded: Encoded) -> dict[str, Any]:
-        model = unwrap(self.explainer.model)
+    def _metadata(self, n: int, encoded: Encoded) -> dict[str, Any]:
+        model, expected = unwrap(self.explainer.model), self.attribution.expected_error
         return {
             "model": self.explainer.name or getattr(model.config, "name_or_path", "") or type(model).__name__,
             "architecture": type(model).__name__,
             "dtype": str(self.dtype).removeprefix("torch."),
             "largest_layer_gap": self.linearization.max_gap,
+            **({} if expected is None else {"expected_error": float(f"{expected[n].item():.2g}")}),
             **({} if self.biased else {"biases": "none, so that every rule gives the same scores"}),
             "input": encoded.number,
             **encoded.about,

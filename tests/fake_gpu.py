@@ -137,6 +137,10 @@ def install() -> None:
     torch.Tensor.to = lambda self, *args, **kwargs: to(
         self, *map(with_index, args), **{name: with_index(value) for name, value in kwargs.items()}
     )
+    tensor = torch.tensor  # which would look for a driver itself, where PyTorch is built for CUDA
+    torch.tensor = lambda data, *, device=None, **options: (
+        tensor(data, **options) if device is None else tensor(data, device="cpu", **options).to(device)
+    )
     torch.__future__.set_overwrite_module_params_on_conversion(True)  # the tensor itself, not its data, is replaced
     torch.cuda._lazy_init = lambda: None
     torch.cuda.is_available = lambda: True

@@ -102,6 +102,24 @@ def test_what_a_half_precision_model_has_rounded_itself_is_warned_of(options):
     assert error_of(found, exact) > 0.05 * exact.scores.abs().max()
 
 
+def test_an_error_that_is_not_warned_of_is_told():
+    """Of some percent, as half precisions have them in ordinary models too: nothing to warn of, and to be known."""
+    model = models.classifier(dtype=torch.float32, layers=3)
+    with torch.no_grad():
+        for layer in model.bert.encoder.layer:
+            for affine in layer.attention.self.query.parameters():
+                affine *= 20
+    model, ids = model.to(torch.bfloat16), models.token_ids(12)[0].tolist()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = DecompX(model).explain(ids)
+    exact = truth(model, ids, bias="absdot")
+    share = error_of(found, exact) / exact.scores.abs().max().item()
+    assert share > 0.02
+    assert 0.5 * share < found.metadata["expected_error"] < 0.05
+    assert DecompX(models.classifier(dtype=torch.float32)).explain(ids).metadata["expected_error"] < 1e-5
+
+
 @pytest.mark.parametrize("engine", ["forward", "reference"])
 @pytest.mark.parametrize("case", ["value", "embedding"])
 def test_vectors_too_small_for_float16_are_warned_of(case, engine):

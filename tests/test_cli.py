@@ -183,6 +183,15 @@ def test_plan_that_does_not_fit_says_what_to_do(capsys, folder):
     assert err.count("\n") == 1 and "--batch-size 1" in err
 
 
+def test_messages_name_an_option_once(capsys, folder):
+    """Plans name the argument of Python and the option; the command line has the option alone."""
+    _, _, err = run(capsys, "plan", "--model", folder, "--tokens", "2000000")
+    assert "at most 64 tokens: --truncate cuts them" in err
+    _, _, err = run(capsys, "plan", "--model", folder, "--tokens", "40", "--batch", "100000000")
+    assert "inputs one at a time (--batch-size 1), " in err
+    assert "batch_size=1" not in err and "--engine=" not in err and "--engine adjoint with" in err
+
+
 def test_plan_of_more_tokens_than_the_model_has_positions_offers_no_memory_for_them(capsys, folder):
     code, out, err = run(capsys, "plan", "--model", folder, "--tokens", "2000000")
     assert code == 1

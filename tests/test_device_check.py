@@ -84,6 +84,16 @@ def test_a_step_past_its_budget_is_killed_with_what_it_started_and_keeps_what_it
     assert not stat.exists() or stat.read_text().split()[2] == "Z"
 
 
+def test_all_steps_end_when_their_time_is_over_however_slow_they_are(run, monkeypatch):
+    monkeypatch.setattr(device_check, "GRACE_S", 0.3)
+    monkeypatch.setattr(device_check, "TOTAL_S", 8.0)
+    endless = script("import time; time.sleep(600)")
+    code, summary, _ = run(Step("one", endless, 1), Step("two", endless, 600), Step("three", endless, 600))
+    assert code == 1 and summary["one"]["exit"] == "stopped: more than its 1 s"
+    assert 0 < summary["two"]["budget_s"] < 7.5 and summary["two"]["exit"].startswith("stopped: more than its ")
+    assert summary["three"]["exit"] == "not started: the 8 s of all steps are over"
+
+
 def _write(path: Path, text: str) -> Path:
     path.write_text(text)
     return path
@@ -108,6 +118,13 @@ def test_shards_run_every_test_once(run, tmp_path):
     assert sorted(passed) == [f"test_{n}" for n in range(7)]
 
 
+def test_what_a_killed_process_did_is_counted_beside_what_others_said():
+    whole = "a.py::test_a PASSED [ 50%]\n=== 1 passed, 2 errors, 3 deselected in 0.1s (0:00:01) ===\n"
+    killed = "a.py::test_b[x-1] PASSED [ 10%]\na.py::test_c FAILED [ 20%]\na.py::test_d "
+    assert device_check.counts([whole, killed]) == {"passed": 2, "error": 2, "deselected": 3, "failed": 1}
+    assert device_check.counts([]) == {}
+
+
 def test_only_named_steps_run_and_optional_ones_only_if_named(run, capsys):
     steps = (Step("one", script(""), 20), Step("two", script(""), 20, optional=True))
     assert list(run(*steps)[1]) == ["one"]
@@ -119,6 +136,7 @@ def test_only_named_steps_run_and_optional_ones_only_if_named(run, capsys):
 
 def test_all_budgets_together_are_eight_minutes_and_every_file_is_there():
     assert sum(step.budget_s for step in device_check.STEPS if not step.optional) <= 480
+    assert device_check.TOTAL_S + device_check.REPORT_S <= 480
     for step in device_check.STEPS:
         for part in step.command:
             if part.startswith(("tests/", "bench/")):

@@ -31,7 +31,7 @@ MAY_IMPORT = {
     "optional": {"errors"},
     "arguments": {"config"},
     "checks": {*BASE, "arguments", "linearize", "models"},
-    "compiling": set(),
+    "compiling": {"errors"},
     "kernels": {"kernels"},
     "ops": {"ops", "kernels", *BASE},
     "linearize": {"linearize", *BASE},

@@ -194,7 +194,7 @@ def test_the_interpreter_needs_a_numpy_that_it_knows(monkeypatch, triton, numpy,
 @pytest.mark.parametrize(("version", "can"), [("3.5.1", False), ("3.6.0", True), ("3.10.0+git1", True)])
 def test_old_triton_is_not_usable(monkeypatch, version, can):
     registry._installed_triton.cache_clear()
-    monkeypatch.setattr(registry.metadata, "version", {"triton": version, "numpy": "2.4.0"}.__getitem__)
+    monkeypatch.setattr(registry.metadata, "version", {"triton": version, "numpy": "2.3.5"}.__getitem__)
     try:
         usable, reason = ops.usable("triton", DEVICE)
     finally:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -126,6 +130,36 @@ def test_operations_of_the_adjoint_engine_by_hand():
     assert flops["forward pass"] == n * (4 * 2 * d * d + 2 * 2 * d * f) + 4 * n * n * d
     assert flops["attention weights"] == 2 * n * n * d
     assert flops["pull-backs"] == 4 * d * f + 2 * d * d + 2 * n * d + n * 2 * d * d
+
+
+RESIDENT = """
+from pathlib import Path
+import torch
+from test_plan_engines import wide
+from decompx_fast import DecompX
+
+def status(key):
+    return next(int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith(key))
+
+explainer = DecompX(wide(300), engine="adjoint", bias="none")
+ids = [5 + 7 * i % 190 for i in range(512)]
+explainer.explain(ids[:20])
+Path("/proc/self/clear_refs").write_text("5")  # sets the recorded peak to the present
+before = status("VmRSS")
+for _ in range(3):  # what one has freed lies in pieces when the next begins
+    explainer.explain(ids)
+print((status("VmHWM") - before) / explainer.plan(512).peak_bytes)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="the system records no peak to be reset")
+def test_the_process_holds_no_more_than_is_planned_for_many_directions():
+    """Pulled in blocks, whose memory the allocator would else keep in pieces: it held twice as much."""
+    here = Path(__file__).parent
+    environment = os.environ | {"PYTHONPATH": f"{here.parent}{os.pathsep}{here}", "OMP_NUM_THREADS": "1"}
+    run = subprocess.run([sys.executable, "-c", RESIDENT], env=environment, capture_output=True, text=True, check=True)
+    assert 0.4 < float(run.stdout) < 1.15
 
 
 def test_auto_takes_the_engine_that_costs_less():

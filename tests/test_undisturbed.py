@@ -11,7 +11,7 @@ from explainers import ENGINES, EXACT
 from models import TEXTS, classifier, snapshot
 
 from decompx_fast import DecompX
-from decompx_fast.errors import UnsupportedModelError
+from decompx_fast.errors import InputError, UnsupportedModelError
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +85,16 @@ def test_explaining_in_what_the_caller_compiles(bare):
     assert torch.equal(torch.compile(one, backend="eager")(zero), expected[0])
     for found, scores in zip(torch.compile(stream, backend="eager")(zero), expected, strict=True):
         assert torch.equal(found, scores)
+
+
+@pytest.mark.parametrize("transform", [torch.func.vmap, torch.func.grad], ids=["vmap", "grad"])
+def test_explaining_inside_of_a_transform_is_refused_in_our_words(bare, transform):
+    for given in (torch.tensor([5, 6, 7]), [5, 6, 7]):
+        ask = transform(lambda x, given=given: x.sum() * bare.explain(given).scores.sum())
+        with pytest.raises(InputError, match=r"inside of torch.func .*call it outside"):
+            ask(torch.ones(2))
+    with pytest.raises(InputError, match=r"inside of torch.func"):
+        torch.func.vmap(lambda ids: bare.explain(ids).scores)(torch.tensor([[5, 6, 7], [7, 8, 9]]))
 
 
 # Nothing is left behind.

@@ -64,7 +64,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "Esm": {"position_embedding_type": "rotary", "mask_token_id": 4},
     "Flaubert": {"pad_index": 1, "bos_index": 0, "eos_index": 2},
     "Longformer": {"attention_window": 4, "sep_token_id": 2},
-    "MobileBert": {"intra_bottleneck_size": 8, "embedding_size": 10, "num_feedforward_networks": 2},
+    "MobileBert": {"intra_bottleneck_size": 8, "embedding_size": 6, "num_feedforward_networks": 2},
     "ModernBert": {"local_attention": 6, "cls_token_id": 0, "sep_token_id": 2},
     "XLM": {"pad_index": 1, "bos_index": 0, "eos_index": 2},
     "CodeGen": {"rotary_dim": 2},

@@ -1,8 +1,11 @@
-"""How much memory is free, and how much the forward engine takes beside its state unless told otherwise."""
+"""How much memory is free, how it is given back, and what the forward engine takes beside its state by default."""
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -31,6 +34,26 @@ def available_bytes(device: torch.device) -> int | None:
         return None
     known = [n for n in (_free_of_machine(), _free_of_group(Path("/sys/fs/cgroup"))) if n is not None]
     return min(known, default=None)
+
+
+def return_freed(device: torch.device) -> None:
+    """Give the system back what was freed on a CPU: glibc keeps it, in pieces between which larger tensors don't fit.
+
+    It takes some milliseconds, and what is allocated next takes longer, so this is for between long steps.
+    """
+    trim = _trim() if device.type == "cpu" else None
+    if trim is not None:
+        trim(0)
+
+
+@functools.cache
+def _trim() -> Callable[[int], int] | None:
+    try:
+        trim = ctypes.CDLL(None).malloc_trim
+    except (AttributeError, OSError, TypeError):  # another C library
+        return None
+    trim.argtypes = [ctypes.c_size_t]
+    return trim
 
 
 def _free_of_machine() -> int | None:

@@ -51,6 +51,7 @@ class ModelShape:
         networks: how many feed-forward networks a layer has.
         gated: whether they have gates.
         pre_norm: whether a norm comes before an operation.
+        shares_before: whether such a norm has a bias, which an attention must know the shares of.
         masks: of the attention of each layer; of one, if all have the same; none, where nothing is hidden.
         branches: whether an attention stands beside another operation.
         normed_branches: whether a norm follows an attention before the residual.
@@ -77,6 +78,7 @@ class ModelShape:
     networks: int = 1
     gated: bool = False
     pre_norm: bool = False
+    shares_before: bool = False
     masks: tuple[Mask, ...] = ()
     branches: bool = False
     normed_branches: bool = False
@@ -172,6 +174,7 @@ def _read(layers: Sequence[Sequence[Any]], n_layers: int, d: int, classes: int, 
         networks=max(sum(_active(op) for s in layer for op in s.ops) for layer in layers),
         gated=any(map(_is_gated, networks)),
         pre_norm=any(s.pre_norm is not None for s in sublayers) or any(op.norm is not None for op in networks),
+        shares_before=any(s.pre_norm is not None and s.pre_norm.bias is not None for s in attending),
         masks=_masks(layers),
         branches=any(len(s.ops) > 1 for s in attending),
         normed_branches=any(s.out_norm is not None for s in attending),

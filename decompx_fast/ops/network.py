@@ -35,10 +35,10 @@ _BF16_WAYS = ("torch", "widened", "native")
 FASTER = (
     Faster("avx2", torch.float32, _F32_WAYS, "as fast as a library, and the hidden layer stays in the cache"),
     Faster("avx2", torch.bfloat16, ("widened",), "products in float32 either way, and weights are widened once"),
-    Faster("avx512", torch.float32, _F32_WAYS, "on a Zen 5, 473 GFLOP/s against 410 by oneDNN"),
-    Faster("avx512", torch.bfloat16, ("widened",), "on a Zen 5, 470 GFLOP/s against 190 by products in float32"),
+    Faster("avx512", torch.float32, _F32_WAYS, "on a core of a Zen 5, 223 to 241 GFLOP/s against 206 to 228"),
+    Faster("avx512", torch.bfloat16, ("widened",), "on a core of a Zen 5, 200 GFLOP/s and more against 100"),
     Faster("avx512_bf16", torch.float32, _F32_WAYS, "as with AVX-512 alone"),
-    Faster("avx512_bf16", torch.bfloat16, _BF16_WAYS, "on a Zen 5, 746 GFLOP/s against 566 by three ops"),
+    Faster("avx512_bf16", torch.bfloat16, _BF16_WAYS, "on a core of a Zen 5, 452 to 485 GFLOP/s against 428 to 466"),
 )
 
 

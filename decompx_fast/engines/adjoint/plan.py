@@ -80,7 +80,8 @@ class AdjointPlan(PlanText):
 
     @property
     def results_bytes(self) -> int:
-        """Scores and what each component carries, twice while blocks of directions are put together."""
+        """Scores and what each component carries, twice where directions are pulled in blocks: a block's own are copied
+        to their place, and so is all of an input's to its explanation."""
         numbers = self.directions * self._positions * (4 * self.shape.layers + 2)
         copies = 2 if self.at_once < self.directions else 1
         return copies * numbers * self.dtype.itemsize + 8 * self.at_once * self._positions

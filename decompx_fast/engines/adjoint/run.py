@@ -23,7 +23,7 @@ a second, which computes every layer from its weights.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -46,6 +46,7 @@ from ..accuracy import Conditioning, model_dtype_of
 from ..attribution import Attribution, SiteShare
 from ..blocks import blocks
 from ..dtype_range import finite
+from ..memory import return_freed
 from ..reach import Reach, active_ops, reach_after, reach_of_convolution
 from ..terms import Terms, largest_gap
 from .ledger import Ledger
@@ -96,11 +97,11 @@ def attribute(
     wanted = Wanted.of(tape.head, terms, config.bias_token_split, x)
     parts = list(blocks(wanted.count, directions_at_once(x.shape[0], x.shape[1], x.shape[2], x.element_size())))
     conditioning = Conditioning(x.dtype, model_dtype=model_dtype_of(linearization))
-    found = [
+    found = (
         _pull(tape, wanted.pulled(part), x, config, conditioning, sites=sites, first=n == 0, last=n == len(parts) - 1)
         for n, part in enumerate(parts)
-    ]
-    scores, bias_token, shares, components = _side_by_side(found)
+    )
+    scores, bias_token, shares, components = _side_by_side(found, parts)
     if config.bias_token_split is not None:
         shares_at_head = tape.equal_shares_at_head() if config.bias_token_split == "equal" else None
         scores, bias_token = wanted.split(scores, bias_token, config.bias_token_split, shares_at_head), None
@@ -162,6 +163,8 @@ def _pull(
             conditioning.note(layer)
         g, rows = _pull_layer(layer, reach, g, rows, config, ledger)
         g = g if tape.weights is None else g + tape.weights[layer.index] * read
+        if not (first and last):  # there are more directions than fit, so their gradients are large
+            return_freed(x.device)
     ledger.credit((g * x[:, None, rows]).sum(-1), rows)
     return ledger.total_scores().transpose(1, 2), ledger.bias_token, ledger.shares(), ledger.components
 
@@ -174,21 +177,41 @@ def _pulled_to_memory(ledger: Ledger) -> tuple[Tensor, slice]:
     return g, slice(0, g.shape[2])
 
 
-def _side_by_side(found: list[_Pulled]) -> _Pulled:
-    """What was found for each block of directions, as if they had been one."""
-    if len(found) == 1:
-        return found[0]
-    scores, bias_tokens, shares, components = zip(*found, strict=True)
-    known = [bias_token for bias_token in bias_tokens if bias_token is not None]
-    return (
-        torch.cat(scores, dim=-1),
-        torch.cat(known, dim=-1) if known else None,
-        [
-            replace(same[0], value=torch.cat([share.value for share in same], dim=-1))
-            for same in zip(*shares, strict=True)
-        ],
-        {name: torch.cat([part[name] for part in components], dim=-1) for name in components[0]},
+def _side_by_side(found: Iterator[_Pulled], parts: Sequence[slice]) -> _Pulled:
+    """What is found for each block of directions, as if they had been one.
+
+    Each is copied to its place and let go before the next is pulled: many small tensors that stay would lie between
+    the large ones that come and go, and the allocator could not give a block's memory to the next.
+    """
+    first = next(found)
+    if len(parts) == 1:
+        return first
+    scores, bias_token, shares, components = first
+    m = parts[-1].stop
+    whole: _Pulled = (
+        scores.new_empty(*scores.shape[:-1], m),
+        None if bias_token is None else bias_token.new_empty(*bias_token.shape[:-1], m),
+        [replace(share, value=share.value.new_empty(*share.value.shape[:-1], m)) for share in shares],
+        {name: value.new_empty(*value.shape[:-1], m) for name, value in components.items()},
     )
+    _put(first, whole, parts[0])
+    del first, scores, bias_token, shares, components
+    for part in parts[1:]:
+        _put(next(found), whole, part)
+    return whole
+
+
+def _put(pulled: _Pulled, whole: _Pulled, part: slice) -> None:
+    """Copy some directions to their place among all."""
+    for value, target in zip(_tensors(pulled), _tensors(whole), strict=True):
+        target[..., part] = value
+
+
+def _tensors(pulled: _Pulled) -> list[Tensor]:
+    """All of them, each with directions as its last axis."""
+    scores, bias_token, shares, components = pulled
+    own = [scores] if bias_token is None else [scores, bias_token]
+    return [*own, *(share.value for share in shares), *components.values()]
 
 
 def _check_options(config: DecompXConfig, checkpoint_every: int | None) -> None:
@@ -261,7 +284,7 @@ def _pull_layer(
     for sublayer in layer.sublayers:
         before.append(reach)
         reach = reach_after(sublayer, reach, config)
-    rides = config.variant == "released" and layer.index == 0
+    rides = config.variant == "released" and layer.starts
     beside: Beside | None = None  # what goes back by the residual stream, beside a narrower state
     for sublayer, reach in zip(reversed(layer.sublayers), reversed(before), strict=True):
         op = sublayer.ops[0]

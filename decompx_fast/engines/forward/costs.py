@@ -145,9 +145,8 @@ class Costs:
     def wide_product_bytes(self, rows: int, n_in: int, n_out: int) -> int:
         """The same where the operator path multiplies."""
         kind = kind_of(rows, n_in, n_out)
-        if kind in self.wide_lays_out:
-            return 4 * laid_out_numbers(n_in, n_out)
-        return self.wide * copied_numbers(rows, n_in, n_out) if kind in self.wide_copies else 0
+        copied = self.wide * copied_numbers(rows, n_in, n_out) if kind in self.wide_copies else 0
+        return copied + (4 * laid_out_numbers(n_in, n_out) if kind in self.wide_lays_out else 0)
 
     @property
     def cast(self) -> int:
@@ -228,6 +227,14 @@ class Costs:
         # Dots of half precisions read a float32 copy of one input's vectors.
         return max(copies, dots + (self.n * s.d * self.row_widened if dots else 0))
 
+    def norm_shares_bytes(self, blocks: Blocks) -> int:
+        """How the bias of a norm before an attention is shared: by its vectors, in float32 at least."""
+        if not self.shape.shares_before or self.config.bias in ("none", "equal"):
+            return 0
+        rows = block_length(self.positions, blocks.direct_rows)
+        copied = self.shape.d * self.wide if self.item < self.wide else 0
+        return self.k * (rows * (copied + SHARING_TEMPORARIES * self.wide) + self.positions * self.wide)
+
     def mixing_bytes(self, blocks: Blocks) -> int:
         s = self.shape
         rows = block_length(self.n, blocks.alpha_rows)
@@ -251,11 +258,9 @@ class Costs:
         width = sources * self.shape.head_size
         rows = min(rows, MASKED_ROWS) if self.shape.masked else rows
         kind = kind_of(rows, self.n, width)
-        if self.twins and kind in self.lays_out:
-            return 4 * laid_out_numbers(self.n, width)
-        if not self.twins or kind not in self.copies:
-            return 0
-        return self.item * varied_numbers(rows, self.n, width)
+        copied = self.item * varied_numbers(rows, self.n, width) if kind in self.copies else 0
+        laid_out = 4 * laid_out_numbers(self.n, width) if kind in self.lays_out else 0
+        return copied + laid_out if self.twins else 0
 
     def _value_widths(self) -> set[int]:
         """Into how many numbers vectors are projected: few are multiplied in another way than many."""
@@ -310,9 +315,9 @@ class Costs:
             return self.shares_bytes() + weights + max(rows * self.direct_row_bytes(), making)
         rows = block_length(self.positions, blocks.operator_rows)
         finding, building, applying = (rows * row for row in self.operator_row_bytes())
-        d, f = self.shape.d, self.shape.f
-        building += weights + self.wide_product_bytes(d, f, d)
-        return self.shares_bytes() + max(finding, building, applying + self.wide_product_bytes(self.k, d, d))
+        building += weights + self.wide_product_bytes(self.shape.d, self.shape.f, self.shape.d)
+        applying += self.wide_product_bytes(self.k, self.shape.d, self.shape.d)
+        return self.shares_bytes() + max(finding, building, applying)
 
     def row_bytes(self) -> int:
         """The last layer at the positions that are read, one by one: the rows, what is added to one, and the values of
@@ -354,7 +359,8 @@ class Costs:
         phases = max(
             self.mixing_bytes(blocks), self.position_wise_bytes(blocks, path), self.row_bytes(), self.head_bytes()
         )
-        layer = self.layer_bytes() + self.convolved_bytes() + phases + branch
+        phases = max(phases + branch, self.norm_shares_bytes(blocks))  # before there is a branch
+        layer = self.layer_bytes() + self.convolved_bytes() + phases
         return self.buffer_numel(blocks, path) * self.item + max(self.linearizing_bytes(), layer)
 
     # Operations ---------------------------------------------------------------------------------------------------
