@@ -366,7 +366,7 @@ def test_quantised_and_offloaded_models_are_refused_by_name():
 def test_attention_over_pages_without_a_cache_is_refused_by_name():
     model = llama(dtype=torch.float32)
     model.set_attn_implementation("paged|eager")
-    with pytest.raises(UnsupportedModelError, match=r"'paged\|eager', .* set_attn_implementation\('eager'\)"):
+    with pytest.raises(UnsupportedModelError, match=r"'paged\|eager', .*set_attn_implementation\('eager'\)"):
         DecompX(model, byte_level()).explain(PROMPT)
 
 
