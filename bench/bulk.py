@@ -1,25 +1,31 @@
-"""The rate of a bulk run against that of the engine alone, and the memory of its processes.
+"""The rate of bulk runs against those of the engine alone and of one forward pass, and the memory of their processes.
 
-    python bench/bulk.py --rows 20000 --workers 2
+    python bench/bulk.py --rows 4096
 
 The rows are the held-out snippets, repeated, each with its number before it; the model is the embedded one, by the
-adjoint engine (``bias="none"``). The engine alone is ``explain_iter`` on one thread in this process, over the first
-rows. Writes ``bench/results/bulk.md``.
+adjoint engine (``bias="none"``). Every process computes on one thread. "Alone" is ``explain_iter`` over the same rows,
+in as many processes at once as the bulk run has workers; the forward pass is the model by itself, over batches of
+equally long texts. Loading is not counted: a bulk run is timed from its first part to its last one. Writes
+``bench/results/bulk.json``, and the table of ``bench/results/bulk.md`` from it.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
+import platform
 import threading
 import time
-from itertools import cycle, islice
+from itertools import cycle, groupby, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-ALONE_ROWS = 1024
+RESULTS = Path(__file__).resolve().parent / "results"
+FAULTS = "## Faults"
+READ_AHEAD = 1024  # as many as the rows of a part
 
 
 def snippets(file: str | None) -> list[str]:
@@ -42,67 +48,52 @@ def resident_mb(process: int) -> float:
 
 
 class Watch(threading.Thread):
-    """Looks at the memory of this process and its children."""
+    """Looks at the memory of this process and its children, and at when parts come."""
 
-    def __init__(self) -> None:
+    def __init__(self, parts: Path) -> None:
         super().__init__(daemon=True)
+        self._parts = parts
         self.peaks: dict[int, float] = {}
+        self.came: list[float] = []
         self.ended = threading.Event()
 
     def run(self) -> None:
         own = os.getpid()
-        while not self.ended.wait(1.0):
+        while not self.ended.wait(0.02):
+            new = len(list(self._parts.glob("part-*"))) - len(self.came)
+            self.came += [time.perf_counter()] * new
             children = Path(f"/proc/{own}/task/{own}/children").read_text().split()
             for process in (own, *map(int, children)):
                 self.peaks[process] = max(self.peaks.get(process, 0.0), resident_mb(process))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--rows", type=int, default=20_000)
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--texts", help="a file with a column 'text', in the place of the snippets")
-    asked = parser.parse_args()
+def bulk(texts: list[str], workers: int) -> dict[str, Any]:
+    """A bulk run over some texts."""
     from decompx_fast.bulk import explain_dataset
 
-    watch = Watch()
     with TemporaryDirectory() as folder:
-        texts = [f"{n} {text}" for n, text in enumerate(islice(cycle(snippets(asked.texts)), asked.rows))]
-        data = Path(folder, "rows.jsonl")
+        data, out = Path(folder, "rows.jsonl"), Path(folder, "out")
         data.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+        watch = Watch(out / "parts")
         watch.start()
         start = time.perf_counter()
-        explain_dataset(data, out=Path(folder, "out"), bias="none", workers=asked.workers)
-        seconds = time.perf_counter() - start
+        explain_dataset(data, out=out, bias="none", workers=workers, progress=False)
+        whole = time.perf_counter() - start
         watch.ended.set()
-        written = sum(path.stat().st_size for path in Path(folder, "out", "parts").iterdir())
-    alone = rate_alone(texts[:ALONE_ROWS])
-    own = os.getpid()
-    workers = [peak for process, peak in watch.peaks.items() if process != own]
-    load = os.getloadavg()
-    command = f"python bench/bulk.py --rows {asked.rows} --workers {asked.workers}"
-    lines = [
-        "# Bulk runs",
-        "",
-        f"`{command}` on {os.cpu_count()} cores, with a load average of {load[0]:.1f} over the last minute and "
-        f"{load[2]:.1f} over the last 15.",
-        "",
-        "| what | value |",
-        "| --- | --- |",
-        f"| rows | {asked.rows:,} |",
-        f"| seconds, with the loading of the model | {seconds:,.1f} |",
-        f"| rows a second, with the loading | {asked.rows / seconds:,.1f} |",
-        f"| rows a second of the engine alone, one thread, measured after it | {alone:,.1f} |",
-        f"| peak memory of the parent, MiB | {watch.peaks[own]:,.0f} |",
-        f"| peak memory of each worker, MiB | {', '.join(f'{peak:,.0f}' for peak in workers)} |",
-        f"| bytes a row | {written / asked.rows:,.0f} |",
-    ]
-    (ROOT / "bench" / "results" / "bulk.md").write_text("\n".join(lines) + "\n")
-    print("\n".join(lines))
+        watch.join()
+        written = sum(path.stat().st_size for path in (out / "parts").iterdir())
+    timed = len(texts) - READ_AHEAD * workers  # workers begin at about the same time: the first parts of each are not
+    children = [peak for process, peak in watch.peaks.items() if process != os.getpid() and peak > 100]
+    return {
+        "rows_a_second": timed / (watch.came[-1] - watch.came[workers - 1]),
+        "seconds_with_loading": whole,
+        "bytes_a_row": written / len(texts),
+        "parent_peak_mb": watch.peaks[os.getpid()],
+        "worker_peak_mb": max(children),
+    }
 
 
-def rate_alone(texts: list[str]) -> float:
-    """Rows a second of the engine."""
+def _alone(texts: list[str], ready: Any, connection: Any) -> None:
     import torch
 
     from decompx_fast import DecompX
@@ -110,10 +101,96 @@ def rate_alone(texts: list[str]) -> float:
     torch.set_num_threads(1)
     explainer = DecompX.demo()
     list(explainer.explain_iter(texts[:64], bias="none"))
+    ready.wait()
     start = time.perf_counter()
-    for _ in explainer.explain_iter(texts, bias="none", read_ahead=len(texts)):
+    for _ in explainer.explain_iter(texts, bias="none", read_ahead=READ_AHEAD):
         pass
-    return len(texts) / (time.perf_counter() - start)
+    connection.send(len(texts) / (time.perf_counter() - start))
+
+
+def alone(texts: list[str], processes: int) -> float:
+    """Rows a second of the engine, in several processes at once, each with an equal part of the texts."""
+    context = multiprocessing.get_context("spawn")
+    ready = context.Barrier(processes)
+    size, ends, running = len(texts) // processes, [], []
+    for n in range(processes):
+        connection, other = context.Pipe()
+        running.append(context.Process(target=_alone, args=(texts[n * size : (n + 1) * size], ready, other)))
+        running[-1].start()
+        ends.append(connection)
+    found = sum(connection.recv() for connection in ends)
+    for process in running:
+        process.join()
+    return found
+
+
+def forward_pass(texts: list[str], batch: int = 64) -> float:
+    """Rows a second of the model by itself, on one thread."""
+    import torch
+
+    from decompx_fast import DecompX
+
+    torch.set_num_threads(1)
+    explainer = DecompX.demo()
+    ids = sorted((explainer.tokenizer(text)["input_ids"] for text in texts), key=len)
+    with torch.inference_mode():
+        explainer.model(torch.tensor(ids[:1]))
+        start = time.perf_counter()
+        for _, same in groupby(ids, len):
+            group = list(same)
+            for first in range(0, len(group), batch):
+                explainer.model(torch.tensor(group[first : first + batch]))
+        return len(ids) / (time.perf_counter() - start)
+
+
+def table(found: dict[str, Any]) -> str:
+    """The results as Markdown."""
+    lines = [
+        f"`python bench/bulk.py --rows {found['rows']}`: {found['machine']}, {found['cores']} cores, PyTorch "
+        f"{found['torch']}; load average before it {found['load']:.1f}.",
+        "",
+        "| workers | bulk, rows a second | the engine alone | bulk / alone | forward pass of the model, one thread "
+        "| parent, MiB | worker, MiB | bytes a row |",
+        "| ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for workers, run in found["runs"].items():
+        rate, own = run["bulk"]["rows_a_second"], run["alone"]
+        lines.append(
+            f"| {workers} | {rate:,.1f} | {own:,.1f} | {rate / own:.0%} | {found['forward_pass']:,.1f} "
+            f"| {run['bulk']['parent_peak_mb']:,.0f} | {run['bulk']['worker_peak_mb']:,.0f} "
+            f"| {run['bulk']['bytes_a_row']:,.0f} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rows", type=int, default=4096)
+    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--texts", help="a file with a column 'text', in the place of the snippets")
+    asked = parser.parse_args()
+    if asked.rows < READ_AHEAD * (max(asked.workers) + 1):
+        parser.error(f"--rows: at least {READ_AHEAD * (max(asked.workers) + 1)}, so that there are parts to be timed")
+    import torch
+
+    texts = [f"{n} {text}" for n, text in enumerate(islice(cycle(snippets(asked.texts)), asked.rows))]
+    found: dict[str, Any] = {
+        "rows": asked.rows,
+        "machine": platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "torch": torch.__version__,
+        "load": os.getloadavg()[0],
+        "forward_pass": forward_pass(texts[:READ_AHEAD]),
+        "runs": {},
+    }
+    for workers in asked.workers:
+        found["runs"][str(workers)] = {"bulk": bulk(texts, workers), "alone": alone(texts, workers)}
+        print(json.dumps(found), flush=True)
+    (RESULTS / "bulk.json").write_text(json.dumps(found, indent=1) + "\n")
+    page = RESULTS / "bulk.md"
+    faults = page.read_text().partition(FAULTS)[2] if page.exists() else ""  # written by hand, and kept
+    page.write_text(f"# Bulk runs\n\n{table(found)}" + (f"\n{FAULTS}{faults}" if faults else ""))
+    print(table(found))
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ import click
 from . import __version__
 from .cli_bulk import bulk
 from .cli_evaluate import evaluate
+from .cli_options import CHECKS, WORKSPACE
 from .cli_process import (
     OUTPUT_ERRORS,
     Ended,
@@ -37,18 +38,6 @@ if TYPE_CHECKING:
     from .explainer import DecompX
 
 PROGRAM = "decompx-fast"
-
-
-class _Mebibytes(click.IntRange):
-    """A whole number of MiB, as bytes."""
-
-    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Any:
-        return super().convert(value, parameter, context) << 20
-
-
-WORKSPACE = _Mebibytes(min=1)
-#: As :data:`decompx_fast.engines.choose.CHECKS`, which cannot be read without torch.
-CHECKS = ("standard", "thorough")
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})

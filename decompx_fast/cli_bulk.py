@@ -7,6 +7,7 @@ from typing import Any, get_args
 
 import click
 
+from .cli_options import CHECKS, WORKSPACE
 from .config import BiasRule, Variant
 from .request.tables import FORMATS
 
@@ -33,12 +34,22 @@ from .request.tables import FORMATS
 @click.option(
     "--workers", type=click.IntRange(min=0), metavar="N", help="[default: one a GPU, or a core but 4 at most]"
 )
+@click.option(
+    "--ray",
+    is_flag=False,
+    flag_value="",
+    metavar="[ADDRESS]",
+    help="Explain on a cluster of Ray, at an address, or the one that runs here, or a new one.",
+)
 @click.option("--rows-of-a-part", type=click.IntRange(min=1), default=1024, show_default=True, metavar="N")
 @click.option("--words", is_flag=True, help="Merge the tokens of each word.")
 @click.option("--task", metavar="TASK", help="Which head to load, as token-classification. [default: the saved one]")
 @click.option("--target", "targets", multiple=True, metavar="CLASS", help="As for explain; repeatable.")
 @click.option("--at", multiple=True, metavar="PLACE", help="As for explain; repeatable.")
 @click.option("--top-k", type=click.IntRange(min=1), metavar="N", help="As for explain.")
+@click.option("--generate", type=click.IntRange(min=1), metavar="N", help="As for explain.")
+@click.option("--contrast", type=click.Choice(("mean",)), help="As for explain.")
+@click.option("--answer", type=click.Choice(("tokens", "sum", "both")), help="As for explain.")
 @click.option("--bias", type=click.Choice(get_args(BiasRule)), help="How biases are shared. [default: absdot]")
 @click.option("--variant", type=click.Choice(get_args(Variant)), help="[default: paper]")
 @click.option("--engine", metavar="ENGINE", help="Which engine computes. [default: the fastest that can answer]")
@@ -46,6 +57,8 @@ from .request.tables import FORMATS
 @click.option("--device", metavar="DEVICE", help="Where to compute. [default: all GPUs, or the CPU]")
 @click.option("--batch-size", type=click.IntRange(min=1), metavar="N", help="Texts computed together. [default: fits]")
 @click.option("--sources", metavar="UNIT", help="What a source is: token, word or sentence. [default: token]")
+@click.option("--workspace", "workspace_bytes", type=WORKSPACE, metavar="MIB", help="As for explain.")
+@click.option("--check", type=click.Choice(CHECKS), help="As for explain.")
 @click.option("--truncate", is_flag=True, default=None, help="Cut texts that are too long for the model.")
 @click.option("--quiet", is_flag=True, help="Say nothing of how far it is.")
 @click.pass_obj
@@ -57,6 +70,7 @@ def bulk(
     targets: tuple[str, ...],
     at: tuple[str, ...],
     quiet: bool,
+    ray: str | None,
     **options: Any,
 ) -> None:
     """Explain all rows of DATA: files, folders, patterns (CSV, TSV, JSONL, Parquet, text); '-': standard input.
@@ -69,14 +83,17 @@ def bulk(
     2: wrong usage.
     """
     from .bulk import explain_dataset
-    from .cli_values import places
+    from .cli_values import blocks, places
 
     if model is None and options["task"] is not None:
         raise click.UsageError("--task says which head of a model to load: name the model by --model PATH")
     options["targets"] = list(targets) or None
     options["at"] = places(at) or None
+    options["sources"] = options["sources"] and blocks(options["sources"])
     try:
-        found = explain_dataset(list(data), model, out=out, progress=False if quiet else None, **options)
+        found = explain_dataset(
+            list(data), model, out=out, progress=False if quiet else None, ray=ray if ray != "" else True, **options
+        )
     except BaseException:
         if any(Path(out, "parts").glob("part-*")):
             session.keep(f"what is done is kept in {out}, where the same command goes on")

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from torch import Tensor
+
 from .errors import InputError, OptionError, shown
 from .explained_model import ExplainedModel
 from .linearize.architectures import unwrap
@@ -18,6 +20,9 @@ from .request.forms import is_ids, whole_numbers
 from .request.output import ids_of_text, with_output
 from .request.tasks.columns import Question
 from .result.failure import Failure, attempt
+
+#: In the place of an output: none was asked for, and there are no more.
+_NOTHING, _NO_MORE = object(), object()
 
 
 @dataclass(frozen=True)
@@ -62,16 +67,16 @@ class Continuation:
         if self.question.continuation is not None:
             given = iter([self.question.continuation] if self.single else self.question.continuation)
         for prompt in prompts:
-            one = None
+            one = _NOTHING
             if given is not None:
-                one = next(given, None)
-                if one is None:
+                one = next(given, _NO_MORE)
+                if one is _NO_MORE:
                     raise InputError("continuation holds fewer outputs than there are prompts: give one for each")
             if isinstance(prompt, Failure):
                 yield prompt
             else:
                 yield attempt(partial(self._followed, prompt, one), prompt.number, skip=skip)
-        if given is not None and next(given, None) is not None:
+        if given is not None and next(given, _NO_MORE) is not _NO_MORE:
             raise InputError("continuation holds more outputs than there are prompts: give one for each")
 
     def _followed(self, prompt: Encoded, given: Any) -> Encoded:
@@ -79,22 +84,34 @@ class Continuation:
         if len(prompt.texts) > 1:
             raise InputError(f"{where} is a pair of texts: a language model goes on from one, so join them first")
         self._check_length(len(prompt), where)
-        if given is not None:
+        if given is not _NOTHING:
             return self._joined(prompt, self._ids(given, where), where)
         if self.question.generate is not None:
             e = self.explainer
-            tokens = prompt.inputs["input_ids"].to(e.device)
-            room = None if self.positions is None else self.positions + 1 - (1 if self.anew else len(prompt))
-            ids, about = write(unwrap(e.model), e.copies, tokens, self.question.generate, self.question.seed, room)
-            if not ids:
+            read, asked = self._read(prompt, where), self.question.generate
+            written = write(unwrap(e.model), e.copies, read, asked, self.question.seed, self.positions)
+            if not written.ids:
                 raise InputError(f"the model wrote nothing after {where}: let it write at least one token")
-            return self._joined(replace(prompt, about={**prompt.about, **about}), ids, where)
+            if written.is_cut and self.positions is not None:
+                self._check_length(self.positions + 1, f"the output of {where}" if self.anew else where)
+            return self._joined(replace(prompt, about={**prompt.about, **written.about}), written.ids, where)
         return self._joined(prompt, [], where) if self.anew else prompt
 
     @property
     def anew(self) -> bool:
         """Whether a decoder writes a text of its own from what an encoder reads."""
         return self.explainer.task == WRITES_ANEW
+
+    def _read(self, prompt: Encoded, where: str) -> dict[str, Tensor]:
+        """What the model reads of a prompt while it writes, where it is; its positions are counted anew each time."""
+        found = {name: values.to(self.explainer.device) for name, values in prompt.inputs.items()}
+        positions = found.pop("position_ids", None)
+        if positions is not None and positions.tolist() != list(range(len(prompt))):
+            raise InputError(
+                f"{where} holds position_ids other than 0, 1, ..., and generate= lets the model write, which counts "
+                "them itself: leave them out, or give what follows as continuation="
+            )
+        return found
 
     def _ids(self, given: Any, where: str) -> list[int]:
         """The tokens of an output that was given."""

@@ -54,10 +54,19 @@ class RunFolder:
             raise OutputError(f"out={str(self.folder)!r} cannot be made a folder: {error.strerror or error}") from error
         with self._locked():
             self._check_settings()
-            for path in self.folder.rglob(".*.tmp"):
-                if _TEMPORARY.fullmatch(path.name):
-                    path.unlink()
+            try:
+                for path in self.folder.rglob(".*.tmp"):
+                    if _TEMPORARY.fullmatch(path.name):
+                        path.unlink()
+            except OSError as error:
+                raise self._unwritable(error) from error
             yield self
+
+    def _unwritable(self, error: OSError) -> OutputError:
+        return OutputError(
+            f"{self.folder} cannot be written: {error.strerror or error}. Choose a folder where you may write and that "
+            "has space left"
+        )
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
@@ -67,12 +76,21 @@ class RunFolder:
         except ImportError:  # not on Windows
             yield
             return
-        with open(self.folder / ".lock", "w") as lock:
+        try:
+            lock = open(self.folder / ".lock", "w")
+        except OSError as error:
+            raise self._unwritable(error) from error
+        with lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 raise OutputError(
                     f"another run is at work in {self.folder}: wait for its end, or choose another folder"
+                ) from error
+            except OSError as error:
+                raise OutputError(
+                    f"{self.folder} cannot be locked ({error.strerror or error}), so that two runs could disturb each "
+                    "other: choose a folder on a file system that has locks"
                 ) from error
             yield
 
@@ -85,8 +103,8 @@ class RunFolder:
             atomic_write(path, lambda temporary: Path(temporary).write_text(text + "\n", encoding="utf-8"))
             return
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
+            found = dict(json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError) as error:
             raise InputError(f"{path} is damaged ({error}): choose another folder, or empty this one") from error
         different = [
             "{}: {} there, {} now".format(name, *_short_pair(found.get(name), self.settings.get(name)))

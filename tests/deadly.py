@@ -1,9 +1,10 @@
-"""Models that end the process that runs them, for tests of what then becomes of its work."""
+"""Models that end the process that runs them, or let it wait, for tests of what then becomes of its work."""
 
 from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,26 +18,50 @@ class Deadly:
 
     Args:
         token: the id of the word.
-        once: a file that says that it has done so, where it shall do so once only.
+        count: a file with a byte for each time that it has done so, where it shall do so some times only.
+        times: how many.
     """
 
-    def __init__(self, token: int, once: str | None = None) -> None:
+    def __init__(self, token: int, count: str | None = None, times: int = 1) -> None:
         self.token = token
-        self.once = once
+        self.count = count
+        self.times = times
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         ids = kwargs["input_ids"] if "input_ids" in kwargs else args[0]
-        if not (ids == self.token).any() or (self.once is not None and os.path.exists(self.once)):
+        if not (ids == self.token).any():
             return
-        if self.once is not None:
-            Path(self.once).touch()
+        if self.count is not None:
+            with open(self.count, "ab") as file:
+                if file.tell() >= self.times:
+                    return
+                file.write(b"x")
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def deadly(model: str, word: str, once: Path | None = None) -> DecompX:
+class Waiting:
+    """A hook that says by the file ``begun`` that it was reached, and waits for the file ``go``, both in a folder."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = Path(folder)
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        (self.folder / "begun").touch()
+        while not (self.folder / "go").exists():
+            time.sleep(0.01)
+
+
+def waiting(model: str, folder: Path) -> DecompX:
+    """An explainer that waits."""
+    explainer = DecompX.from_pretrained(model)
+    explainer.model.bert.embeddings.register_forward_pre_hook(Waiting(str(folder)), with_kwargs=True)
+    return explainer
+
+
+def deadly(model: str, word: str, count: Path | None = None, *, times: int = 1) -> DecompX:
     """An explainer that dies of a word."""
     explainer = DecompX.from_pretrained(model)
     token = explainer.tokenizer.convert_tokens_to_ids(word)
-    hook = Deadly(token, None if once is None else str(once))
+    hook = Deadly(token, None if count is None else str(count), times)
     explainer.model.bert.embeddings.register_forward_pre_hook(hook, with_kwargs=True)
     return explainer

@@ -55,6 +55,17 @@ def test_engines_agree_and_scores_sum_to_the_models_logits(case, rule, record):
     assert far(total, own) <= IN_FLOAT32.get(case, ROUNDING)
 
 
+@pytest.mark.parametrize("scales", [True, False])
+@pytest.mark.parametrize("case", T5_LIKE)
+def test_states_are_scaled_before_the_head_where_the_model_does_it(case, scales):
+    model = model_of(case)
+    model.config.scale_decoder_outputs = scales  # mT5 looks at nothing of the kind
+    logits = model(**inputs()).logits
+    expected = logits[torch.arange(2)[:, None], TERMS.positions - READ, TERMS.outputs]
+    found = reference.attribute(linearize(model, inputs()), DecompXConfig(), terms=TERMS).scores.sum(1)
+    assert far(found, expected) <= IN_FLOAT32.get(case, ROUNDING)
+
+
 def small_question(case: str):
     """A model, an input and terms; of BART, whose vocabulary has a bias that is shared by all of it, a classifier."""
     one = inputs(5, 3, b=1)

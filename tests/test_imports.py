@@ -72,7 +72,9 @@ MAY_IMPORT = {
     "cli_values": {"request.tasks.places"},
     "cli_evaluate": {"cli_process", "evaluation"},
     "cli_similarity": {"explainer", "outputs", "cli_explain", "cli_values", *BELOW_EXPLAINER},
-    "cli_bulk": {"bulk", "cli_values", *BELOW_EXPLAINER},
+    "ray": {"bulk", *BELOW_EXPLAINER},
+    "cli_options": set(),
+    "cli_bulk": {"bulk", "cli_options", "cli_values", *BELOW_EXPLAINER},
     "cli": {
         "explainer",
         "cli_bulk",
@@ -80,6 +82,7 @@ MAY_IMPORT = {
         "cli_explain",
         "cli_evaluate",
         "cli_process",
+        "cli_options",
         "cli_similarity",
         "cli_values",
         "outputs",

@@ -37,6 +37,21 @@ def test_the_head_gives_what_the_model_gives(case):
     assert torch.allclose(found, logits, rtol=0, atol=1e-12 * logits.abs().max())
 
 
+@pytest.mark.parametrize("case", ["llama", "qwen2", "phi3", "gpt_oss", "cohere", "granite", "gemma2"])
+def test_numbers_of_other_families_in_a_configuration_are_no_part_of_the_head(case):
+    model, given = decoder(case, "CausalLM"), inputs()
+    with torch.no_grad():
+        logits = model(**given).logits
+    for name in ("logit_scale", "logits_scaling", "final_logit_softcapping"):
+        if not hasattr(model.config, name):
+            setattr(model.config, name, 0.7)
+    with torch.no_grad():
+        assert torch.equal(model(**given).logits, logits)
+    rows = torch.arange(7).expand(2, -1)
+    found = torch.cat([outputs for _, outputs in linearize(model, given).outputs(rows)], dim=1)
+    assert torch.allclose(found, logits, rtol=0, atol=1e-12 * logits.abs().max())
+
+
 @pytest.mark.parametrize("rule", ["absdot", "norm", "bias_token", "equal"])
 @pytest.mark.parametrize("case", LANGUAGE_MODELS)
 def test_engines_agree_on_terms_and_columns_sum_to_their_values(case, rule):

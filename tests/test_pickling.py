@@ -60,6 +60,17 @@ def test_an_explainer_is_pickled_by_the_folder_of_its_model(folder):
     assert len(pickle.dumps(back)) == pytest.approx(len(held), abs=32)
 
 
+def test_equal_explainers_have_equal_pickles(folder):
+    """By which ``datasets`` knows that what it has kept is what it would compute."""
+    explainer = DecompX.from_pretrained(folder, bias="none")
+    held = pickle.dumps(explainer)
+    explainer.explain(TEXT)
+    assert pickle.dumps(explainer) == held == pickle.dumps(DecompX.from_pretrained(folder, bias="none"))
+    assert pickle.dumps(DecompX.from_pretrained(folder, bias="cls")) != held
+    unloaded = [DecompX(explainer.model, explainer.tokenizer) for _ in range(2)]
+    assert pickle.dumps(unloaded[0]) == pickle.dumps(unloaded[1])
+
+
 def _train(explainer: DecompX) -> None:
     with torch.no_grad():
         explainer.model.classifier.weight += 1

@@ -26,7 +26,7 @@ from decompx_fast.engines.memory import available_bytes, default_workspace
 from decompx_fast.engines.shape import Mask
 from decompx_fast.errors import OptionError, PlanError
 from decompx_fast.linearize.architectures import describe
-from decompx_fast.ops.backends import product_choices, products
+from decompx_fast.ops.backends import native, product_choices, products
 
 MIB = 1 << 20
 BERT_BASE = ModelShape(layers=12, d=768, f=3072, heads=12, kv_heads=12, head_size=64)
@@ -198,8 +198,9 @@ def test_a_smaller_workspace_gives_smaller_blocks_and_the_same_numbers():
     assert peaks == sorted(peaks, reverse=True)
 
 
-def test_plan_of_bert_base_by_hand():
+def test_plan_of_bert_base_by_hand(monkeypatch):
     """N = 512 in float32: the state is 512 x 512 x 768 x 4 bytes; the operations are those of the design's table."""
+    processors.become(monkeypatch, "zen3")
     n, d, f, layers = 512, 768, 3072, 12
     this = plan(BERT_BASE, n, available=1 << 40)
     assert this.state_bytes == n * n * d * 4
@@ -214,8 +215,18 @@ def test_plan_of_bert_base_by_hand():
     assert direct.total_flops == sum(direct.flops.values()) > this.total_flops
 
 
-def test_auto_takes_the_path_with_fewer_operations():
+@pytest.mark.skipif(native.unusable() is not None, reason=str(native.unusable()))
+def test_auto_counts_what_an_operation_takes(monkeypatch):
+    """With f = 4 d, and operations that count w times, from K = 4 w d / (8 - w) on: 0.85 d and 2.04 d."""
+    processors.become(monkeypatch, "zen5")
+    for dtype, n in [(torch.float32, 651), (torch.bfloat16, 1564)]:
+        assert plan(BERT_BASE, n, dtype=dtype).path == "direct"
+        assert plan(BERT_BASE, n + 2, dtype=dtype).path == "operator"
+
+
+def test_auto_takes_the_path_with_fewer_operations(monkeypatch):
     """With f = 4 d the operator needs less from K = 4/7 d = 0.57 d on (DESIGN, 4.1)."""
+    processors.become(monkeypatch, "zen3")
     for n, path in [(128, "direct"), (430, "direct"), (446, "operator"), (2048, "operator")]:
         assert plan(BERT_BASE, n).path == path
     assert plan(BERT_BASE, 2048, 64).path == "direct"

@@ -153,7 +153,7 @@ def test_native_is_refused_where_it_is_not(monkeypatch):
 def test_doctor_shows_the_choice_and_its_reason(with_both_libraries, monkeypatch):
     processors.become(monkeypatch, "zen5")
     rows = {row[:2]: row[2:] for row in doctor.products()}
-    assert rows["float32", "large"][0] == "native" and "oneDNN makes 215" in rows["float32", "large"][1]
+    assert rows["float32", "large"][0] == "native" and "215 by oneDNN" in rows["float32", "large"][1]
     monkeypatch.setenv(product_choices.VARIABLE, "float32=torch")
     rows = {row[:2]: row[2:] for row in doctor.products()}
     assert rows["float32", "large"] == ("torch", "DECOMPX_FAST_PRODUCTS=float32=torch")

@@ -25,6 +25,7 @@ from decompx_fast.errors import InputError, ModelLoadError, NumericalError, Unsu
 from decompx_fast.linearize.architectures import supported_architectures
 from decompx_fast.linearize.families import ENCODER_DECODERS
 from decompx_fast.linearize.families.sentence import BARE_MODELS
+from decompx_fast.linearize.families.sounds import FAMILIES as SOUNDS
 from decompx_fast.linearize.linearization import linearize
 from decompx_fast.linearize.sentence import EmbeddingStep, SentenceEncoder, embed
 
@@ -58,7 +59,8 @@ def test_every_architecture_can_embed():
     suffix = "ForSequenceClassification"
     classifiers = {name.removesuffix(suffix) for name in supported_architectures() if name.endswith(suffix)}
     both = {name.removesuffix(suffix) for name in ENCODER_DECODERS}  # of which T5's can by its encoder alone
-    assert {f"{name}Model" for name in classifiers - both} <= set(BARE_MODELS)
+    of_sounds = {name.removesuffix(suffix) for name in SOUNDS if name.endswith(suffix)}
+    assert {f"{name}Model" for name in classifiers - both - of_sounds} <= set(BARE_MODELS)
     assert {"T5EncoderModel", "MT5EncoderModel", "UMT5EncoderModel"} <= set(BARE_MODELS)
 
 
@@ -184,7 +186,7 @@ def test_a_base_model_needs_its_pooling_named():
 def test_what_needs_classes_is_refused_and_says_what_to_call():
     explainer = DecompX(bert(), models.word_piece(), pooling="cls")
     for call in (explainer.explain, explainer):
-        refuses(call, [5, 6], match=("one vector for a text and no classes", "similarity(a, b)"), error=InputError)
+        refuses(call, [5, 6], match=("one vector for an input and no classes", "similarity(a, b)"), error=InputError)
     refuses(
         DecompX(models.classifier()).similarity, [5], [6], match=("gives classes", "pooling='mean'"), error=InputError
     )

@@ -98,10 +98,35 @@ def test_a_forced_first_token_is_no_output():
         assert found.token_ids[read : read + 2] == (END, GERMAN) and found.special[read : read + 2] == (True, True)
         assert found.completeness_error < EXACT
     ids = torch.tensor([ids_of(TEXT, end=True)])
-    expected = e.model.generate(ids, max_new_tokens=3, do_sample=False, num_beams=1)[0].tolist()
+    expected = e.model.generate(ids, max_new_tokens=4, do_sample=False, num_beams=1)[0].tolist()
     assert expected[:2] == [END, GERMAN] and [one.output for one in found.predictions] == expected[2:]
     first = e.explain(TEXT).predictions[0].output
     assert first == int(own_logits(e.model, ids_of(TEXT, end=True), [END, GERMAN])[-1].argmax())
+    assert e.explain(TEXT, generate=1).predictions[0].output == first
+
+
+@pytest.mark.parametrize("case", ["t5", "bart"])
+def test_a_start_in_a_list_of_one_is_that_token(case):
+    e = explainer(case)
+    e.model.generation_config.decoder_start_token_id = [9]
+    found = e.explain(TEXT, generate=3)
+    assert found.token_ids[found.metadata["encoder_sources"]] == 9
+    written: list[int] = []
+    for one in found.predictions:
+        written.append(one.output)
+        assert one.output == int(own_logits(e.model, ids_of(TEXT, end=True), [9, *written[:-1]])[-1].argmax())
+    e.model.generation_config.decoder_start_token_id = [9, 8]
+    with pytest.raises(OptionError, match=r"decoder_start_token_id is \[9, 8\]"):
+        e.explain(TEXT)
+
+
+@pytest.mark.parametrize("case", ["bart", "m2m100", "marian"])
+def test_nothing_is_written_beyond_the_positions(case):
+    e = explainer(case)
+    e.model.generation_config.eos_token_id = None
+    with pytest.raises(InputError, match="the output of input 0 has 41 tokens"):
+        e.explain(TEXT, generate=500)
+    assert e.explain(TEXT, generate=40).scores.shape[1] == 40
 
 
 def test_rows_of_a_batch_are_those_of_each_alone_and_padding_is_dropped():

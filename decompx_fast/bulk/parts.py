@@ -18,6 +18,7 @@ from ..optional import import_optional
 from ..result.explanation import Explanation
 from ..result.failure import Failure
 from ..result.file import atomic_write
+from .carried import writable
 from .units import Item, Span
 
 #: What a column holds; Arrow's names of types. Of a row with an error, those from ``tokens`` on are null.
@@ -51,6 +52,9 @@ COLUMNS = {
     "more": "string",  # the rest of Explanation.to_dict(), as JSON: task, entities, answer, predictions, metadata, ...
 }
 
+#: Of them, those that say which row it is; the others say what came of it.
+OF_THE_ROW = ("row", "file", "line", "id", "columns")
+
 #: In run.json, and not in each record.
 _OF_THE_RUN = ("options",)
 
@@ -62,41 +66,55 @@ _NAME = re.compile(r"part-(\d{12})-(\d+)-([0-9a-f]{16})\.(parquet|jsonl)")
 Record = dict[str, Any]
 
 
-def record_of(item: Item, outcome: Explanation | Failure) -> Record:
-    """One row with what came of it."""
+def record_of(item: Item, outcome: Explanation | Failure, *, alone: bool = False) -> Record:
+    """One row with what came of it.
+
+    Args:
+        item: the row.
+        outcome: what came of it.
+        alone: whether the record is all that there will be, with no ``run.json`` beside it: then options are in it.
+    """
     record: Record = dict.fromkeys(COLUMNS)
-    record |= {"row": item.number, "file": item.file, "line": item.line, "id": item.id, "columns": item.carried}
+    record |= {"row": item.number, "file": writable(item.file), "line": item.line, "columns": item.carried}
+    record["id"] = None if item.id is None else writable(item.id)
     if item.text is not None:
         record["texts"] = [item.text] if isinstance(item.text, str) else list(item.text)
     if isinstance(outcome, Failure):
-        return record | {"error": outcome.error, "error_type": outcome.error_type}
+        return record | {"error": writable(outcome.error), "error_type": outcome.error_type}
     data = outcome.to_dict()
     label, spans = data["predicted_label"], [span or (None, None, None) for span in data["spans"]]
     record["predicted_label"] = [label] if isinstance(label, str) else label
     record["text_of"], record["start"], record["end"] = ([span[n] for span in spans] for n in range(3))
     record |= {name: data.pop(name) for name in COLUMNS if name in data and name not in _DERIVED}
     metadata = {key: value for key, value in data["metadata"].items() if key != "input"}
-    rest = {key: value for key, value in data.items() if key not in (*_DERIVED, *_OF_THE_RUN)}
+    rest = {key: value for key, value in data.items() if key not in (*_DERIVED, *(() if alone else _OF_THE_RUN))}
     record["more"] = json.dumps({**rest, "unit": item.unit, "metadata": metadata}, ensure_ascii=False)
     return record
 
 
-def outcome_of(record: Record, options: Mapping[str, Any]) -> Explanation | Failure:
+def outcome_of(record: Record, options: Mapping[str, Any] | None = None) -> Explanation | Failure:
     """What :func:`record_of` was given; ``metadata`` says which row it is.
+
+    Args:
+        record: of all columns.
+        options: of the run, where they are not in the record.
 
     Raises:
         InputError: for a record that is damaged.
     """
-    if record["error"] is not None:
-        return Failure(record["row"], record["error"], record["error_type"])
-    more = json.loads(record["more"])
-    about = {"input": record["row"], "file": record["file"], more.pop("unit"): record["line"]}
-    if record["id"] is not None:
-        about["id"] = record["id"]
-    places = zip(record["text_of"], record["start"], record["end"], strict=True)
-    spans = [None if place[0] is None else place for place in places]
-    metadata = {**more.pop("metadata"), **about}
-    return Explanation.from_dict({**record, **more, "spans": spans, "options": options, "metadata": metadata})
+    try:
+        if record["error"] is not None:
+            return Failure(record["row"], record["error"], record["error_type"])
+        more = json.loads(record["more"])
+        about = {"input": record["row"], "file": record["file"], more.pop("unit"): record["line"], "id": record["id"]}
+        about = {name: value for name, value in about.items() if value is not None}
+        places = zip(record["text_of"], record["start"], record["end"], strict=True)
+        spans = [None if place[0] is None else place for place in places]
+        metadata = {**more.pop("metadata"), **about}
+        found = {**record, **more, "spans": spans, "metadata": metadata}
+        return Explanation.from_dict(found if options is None else {**found, "options": options})
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise InputError(f"a record is damaged: {error!r}") from error
 
 
 @dataclass(frozen=True)
@@ -179,7 +197,10 @@ class Parts:
         """All, in the order of the rows."""
         for span in self.spans().values():
             for record in self.read(span):
-                yield outcome_of(record, options)
+                try:
+                    yield outcome_of(record, options)
+                except InputError as error:
+                    raise InputError(f"{self.path(span)}: {error}; delete the part, and run again") from error
 
 
 def schema_of(about: Mapping[str, Any]) -> Any:
@@ -192,7 +213,7 @@ def schema_of(about: Mapping[str, Any]) -> Any:
         return arrow.list_(type_of(name[5:-1])) if name.startswith("list<") else types[name]
 
     fields = [arrow.field(name, type_of(kind)) for name, kind in COLUMNS.items()]
-    return arrow.schema(fields, metadata={"decompx_fast": json.dumps(about, ensure_ascii=False)})
+    return arrow.schema(fields, metadata={"decompx_fast": json.dumps(about, ensure_ascii=False)} if about else None)
 
 
 def _leaves(*kinds: str) -> list[str]:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import multiprocessing
+import pickle
+import signal
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from multiprocessing.connection import Connection
@@ -15,14 +18,17 @@ from typing import Any
 import torch
 
 from .. import errors
-from ..errors import DecompXError
+from ..errors import DecompXError, OptionError
 from .units import Unit
 from .worker import Task, Worker, serve
 
 #: So many processes in a row may end while they load the model, and so many while they have one unit, beside those
-#: that a marked row has ended.
+#: that one of its rows has ended while it was watched.
 _FAILED_STARTS = 3
 _ENDS_OF_A_UNIT = 4
+
+#: So many processes a row ends that is watched, until it is marked: the first may have been ended by something else.
+_ENDS_OF_A_ROW = 2
 
 _ENDED = "its worker process ended ({}) while it was explained, and so did others: perhaps memory ran out"
 
@@ -49,7 +55,14 @@ class _Member:
         self.number = number
         self.connection: Connection = connection
         self.process: SpawnProcess = context.Process(target=serve, args=(other, task, number), daemon=True)
-        self.process.start()
+        try:
+            with _interrupts_blocked():
+                self.process.start()
+        except (pickle.PicklingError, AttributeError, TypeError, NotImplementedError) as error:
+            raise OptionError(
+                f"model={type(task.model).__name__} cannot be handed to other processes ({error}): name its folder, or "
+                "use workers=0"
+            ) from error
         other.close()  # so that the end of the process is the end of the connection
         self.ready = False
         self.unit: Unit | None = None
@@ -75,6 +88,19 @@ class _Member:
         self.connection.close()
 
 
+@contextmanager
+def _interrupts_blocked() -> Iterator[None]:
+    """A process that is begun here is deaf to Ctrl-C from its first instruction on, and says nothing of it."""
+    if not hasattr(signal, "pthread_sigmask"):  # on Windows
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 class Pool:
     """Processes that do units.
 
@@ -91,6 +117,7 @@ class Pool:
         self._members: list[_Member] = []
         self._failed_starts = 0
         self._ends: Counter[int] = Counter()  # of units, by their first rows
+        self._ends_of_rows: Counter[int] = Counter()
         self._waiting: deque[Unit] = deque()
         self._error: BaseException | None = None
         self.replaced = 0
@@ -194,20 +221,24 @@ class Pool:
             self._failed_starts += not member.ready
             if self._failed_starts >= _FAILED_STARTS:
                 self._error = self._error or DecompXError(
-                    f"worker processes end while they load the model ({how}): perhaps memory ran out. Use fewer workers"
+                    f"worker processes end while they load the model ({how}): perhaps memory ran out, then use fewer "
+                    "workers; or a script starts this without `if __name__ == '__main__':`"
                 )
             return
-        self._ends[unit.span.first] += 1
         if member.row is not None:
-            unit = unit.watched(member.row, _ENDED.format(how))
-        elif self._ends[unit.span.first] >= 2:
-            if self._ends[unit.span.first] - len(unit.marked) > _ENDS_OF_A_UNIT:
+            self._ends_of_rows[member.row] += 1
+            if self._ends_of_rows[member.row] >= _ENDS_OF_A_ROW:
+                unit = unit.watched(member.row, _ENDED.format(how))
+        else:
+            self._ends[unit.span.first] += 1
+            if self._ends[unit.span.first] > _ENDS_OF_A_UNIT:
                 self._error = self._error or DecompXError(
                     f"worker processes end ({how}) with the rows from {unit.items[0].place} on, and none of them alone "
                     "is the reason: perhaps memory ran out. Use fewer workers"
                 )
                 return
-            unit = unit.watched()
+            if self._ends[unit.span.first] > 1:
+                unit = unit.watched()
         self._waiting.appendleft(unit)
 
     def close(self) -> None:

@@ -22,6 +22,7 @@ from .inputs import Inputs
 from .parts import Parts
 from .pool import InThisProcess, Pool
 from .progress import Progress
+from .ray_pool import RayPool
 from .units import UNIT_ROWS, Item, Unit, cut, number_rows
 from .worker import Task
 
@@ -71,6 +72,7 @@ def explain_dataset(
     device: str | None = None,
     task: str | None = None,
     progress: bool | None = None,
+    ray: str | bool | None = None,
     **arguments: Any,
 ) -> Summary:
     """Explain all rows of files, into a folder of parts; what an earlier run has done is not done again.
@@ -96,6 +98,9 @@ def explain_dataset(
         device: where to compute; ``None``: the GPUs, or else the CPU.
         task: which head to load, as for :meth:`DecompX.from_pretrained`.
         progress: whether to say how far it is on standard error; ``None``: yes.
+        ray: let the workers of a cluster of Ray explain: its address; or ``True`` for the one that runs here or that
+            ``RAY_ADDRESS`` names, or a new one on this machine. ``workers`` is then one for each of its GPUs, or CPUs,
+            at most. The folder is the same, and written from here, so that a run may go on with or without.
         **arguments: of :meth:`DecompX.explain_iter`.
 
     Returns:
@@ -109,8 +114,11 @@ def explain_dataset(
     """
     if on_error not in get_args(OnError) or output not in get_args(Output):
         raise OptionError(f"on_error={on_error!r}, output={output!r}: use 'skip' or 'stop', and 'parquet' or 'jsonl'")
-    devices, count = _workers(model, device, workers)
+    devices, count = _workers(model, device, workers, ray)
     size = _count("rows_of_a_part", rows_of_a_part, UNIT_ROWS)
+    if not os.fspath(out):
+        raise OptionError("out='' is no folder: name one for the results")
+    inputs = Inputs.find(data, format, without=out)
     asked = Task(
         model=model if model is None or isinstance(model, DecompX) else os.fspath(model),
         load={} if task is None else {"task": task},
@@ -122,12 +130,17 @@ def explain_dataset(
         devices=devices,
     )
     columns = {"text": text_column, "pair": pair_column, "id": id_column}
-    return _run(asked, count, Inputs.find(data, format), Path(out), columns, size, progress, retry_errors)
+    pool: Pool | InThisProcess | RayPool
+    if ray:
+        pool = RayPool(asked, None if workers is None else count, ray if isinstance(ray, str) else None)
+    else:
+        pool = Pool(asked, count, _Notices()) if count else InThisProcess(asked, _Notices())
+    return _run(pool, output, inputs, Path(out), columns, size, progress, retry_errors)
 
 
 def _run(
-    asked: Task,
-    workers: int,
+    pool: Pool | InThisProcess | RayPool,
+    output: str,
     inputs: Inputs,
     out: Path,
     columns: dict[str, str | None],
@@ -136,8 +149,6 @@ def _run(
     retry: bool,
 ) -> Summary:
     """Open the folder of the results and do what is missing there."""
-    pool = Pool(asked, workers, _Notices()) if workers else InThisProcess(asked, _Notices())
-    output = asked.format
     try:
         settings = {"format": FORMAT, **pool.start(), "columns": columns, "rows_of_a_part": size, "output": output}
         folder = RunFolder(out, settings, results=f"parts/*.{output}")
@@ -151,7 +162,7 @@ def _run(
 
 
 def _work(
-    pool: Pool | InThisProcess, parts: Parts, items: Iterator[Item], size: int, shown: Progress, retry: bool
+    pool: Pool | InThisProcess | RayPool, parts: Parts, items: Iterator[Item], size: int, shown: Progress, retry: bool
 ) -> Summary:
     """Do what is missing."""
     done = parts.spans()
@@ -181,7 +192,7 @@ def _work(
 
 
 @contextmanager
-def _interrupts(pool: Pool | InThisProcess, shown: Progress) -> Iterator[Any]:
+def _interrupts(pool: Pool | InThisProcess | RayPool, shown: Progress) -> Iterator[Any]:
     """The first Ctrl-C lets the pool finish what it has begun; the next one is raised at once."""
     seen: list[int] = []
     if threading.current_thread() is not threading.main_thread():
@@ -218,9 +229,16 @@ class _Notices:
                 warn_user(f"{text} (said once, whatever the number of rows)")
 
 
-def _workers(model: Any, device: str | None, workers: int | None) -> tuple[tuple[str, ...], int]:
+def _workers(
+    model: Any, device: str | None, workers: int | None, ray: str | bool | None
+) -> tuple[tuple[str, ...], int]:
     """Where the workers compute, in turn, and how many there are."""
-    devices = _devices(model, device)
+    if not isinstance(ray, (str, bool, type(None))) or ray == "":
+        raise OptionError(f"ray={ray!r}: give the address of a cluster, or True")
+    if ray and workers == 0:
+        raise OptionError("workers=0 computes in this process, and ray elsewhere: leave out one of them")
+    # Ray's workers have other devices than this machine.
+    devices = (() if device is None else (device,)) if ray else _devices(model, device)
     return devices, _count("workers", workers, len(devices) or min(os.cpu_count() or 1, _MOST_WORKERS), least=0)
 
 

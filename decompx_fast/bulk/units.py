@@ -9,9 +9,14 @@ from dataclasses import dataclass, field, replace
 
 from ..errors import InputError
 from ..request.tables import Columns, Row
+from .carried import as_json, is_writable
 
 #: Rows of one unit: enough that most have others of their length, few enough that little is lost with a worker.
 UNIT_ROWS = 1024
+
+#: Characters of one unit, beyond which it ends early: so that memory depends neither on the number nor on the size of
+#: rows.
+UNIT_CHARACTERS = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -35,6 +40,12 @@ class Item:
     carried: str
     text: str | tuple[str, str] | None
     problem: str | None = None
+
+    @property
+    def size(self) -> int:
+        """How many characters it has."""
+        texts = (self.text,) if isinstance(self.text, str) else self.text or ()
+        return len(self.carried) + sum(map(len, texts))
 
     @property
     def place(self) -> str:
@@ -101,10 +112,11 @@ def number_rows(rows: Iterable[Row], names: Mapping[str, str | None]) -> Iterato
             columns, file = None, row.file
         if columns is None and row.problem is None:
             columns = Columns.choose(row, **names)
-        yield _item(number, row, columns)
+        yield item_of(number, row, columns)
 
 
-def _item(number: int, row: Row, columns: Columns | None) -> Item:
+def item_of(number: int, row: Row, columns: Columns | None) -> Item:
+    """A row of a file; ``columns`` are not known as long as none of its rows could be read."""
     text, problem, name = None, row.problem, None
     values = dict(row.values)
     if columns is not None and problem is None:
@@ -112,13 +124,27 @@ def _item(number: int, row: Row, columns: Columns | None) -> Item:
             found = values.pop(columns.id, None)
             name = None if found is None else str(found)
         try:
-            text = columns.read(row)
+            text = _encodable(columns.read(row), row)
         except InputError as error:
             problem = str(error)
         else:
             values = {key: value for key, value in values.items() if key not in (columns.text, columns.pair)}
-    carried = json.dumps(values, ensure_ascii=False, default=str)
+    try:
+        carried = as_json(values)
+    except RecursionError:
+        carried, problem, text = (
+            "{}",
+            problem or f"{row.place} has columns that are nested too deeply: flatten them",
+            None,
+        )
     return Item(number, row.file, row.unit, row.number, name, carried, text, problem)
+
+
+def _encodable(text: str | tuple[str, str], row: Row) -> str | tuple[str, str]:
+    for one in (text,) if isinstance(text, str) else text:
+        if not is_writable(one):
+            raise InputError(f"{row.place} has half of a surrogate pair in its text, which is no character: repair it")
+    return text
 
 
 def digest_of(items: Iterable[Item]) -> str:
@@ -133,8 +159,8 @@ def digest_of(items: Iterable[Item]) -> str:
 def cut(items: Iterable[Item], done: Mapping[int, Span], size: int) -> Iterator[tuple[Span, tuple[Item, ...]]]:
     """The spans of all rows: those that are done, as they are, and between them those to be done.
 
-    A span ends where the number of its next row is a multiple of ``size``, so that spans are the same however often a
-    run was ended; or where the input ended once, if it has grown since.
+    A span ends where the number of its next row is a multiple of ``size``, or where it holds :data:`UNIT_CHARACTERS`,
+    so that spans are the same however often a run was ended; or where the input ended once, if it has grown since.
 
     Args:
         items: all rows, in order.
@@ -146,18 +172,22 @@ def cut(items: Iterable[Item], done: Mapping[int, Span], size: int) -> Iterator[
     """
     waiting: list[Item] = []
     ahead: Span | None = None  # the part that the waiting rows belong to, if there is one
-    total = 0
+    total = held = 0
     for item in items:
         total = item.number + 1
         if item.number in done:
             if waiting:
                 yield _checked(waiting, ahead)
-            waiting, ahead = [], done[item.number]
+            waiting, ahead, held = [], done[item.number], 0
         waiting.append(item)
-        full = len(waiting) == ahead.count if ahead is not None else (item.number + 1) % size == 0
+        held += item.size
+        if ahead is None:
+            full = (item.number + 1) % size == 0 or held >= UNIT_CHARACTERS
+        else:
+            full = len(waiting) == ahead.count
         if full:
             yield _checked(waiting, ahead)
-            waiting, ahead = [], None
+            waiting, ahead, held = [], None, 0
     if waiting:
         yield _checked(waiting, ahead)
     if any(first >= total for first in done):

@@ -32,8 +32,13 @@ from .units import Item, Unit
 #: Packages whose version may change a number.
 _VERSIONED = ("torch", "transformers", "numpy")
 
-#: Of the explainer's arguments, those whose results no part has room for.
-_NOT_KEPT = ("stages", "positions", "stage_output")
+#: Of the explainer's arguments, those that a run has no use for, and why.
+_NOT_TAKEN = {
+    **dict.fromkeys(("stages", "positions", "stage_output"), "parts have no column for it"),
+    "ids": "rows are named by id_column",
+    "is_split_into_words": "a row has its text in one column",
+    "read_ahead": "the rows of a part are read together; say how many by rows_of_a_part",
+}
 
 Tell = Callable[..., object]
 
@@ -48,7 +53,7 @@ class Task:
         arguments: of :meth:`DecompX.explain_iter`.
         words: whether to merge the tokens of each word.
         stop: whether a row that cannot be explained ends the run.
-        folder: where parts go.
+        folder: where parts go; empty where none are written.
         format: of the parts.
         devices: where each worker computes, in turn; empty for where the model is.
     """
@@ -58,8 +63,8 @@ class Task:
     arguments: Mapping[str, Any]
     words: bool
     stop: bool
-    folder: str
-    format: str
+    folder: str = ""
+    format: str = "parquet"
     devices: tuple[str, ...] = ()
 
     def explainer(self, number: int) -> DecompX:
@@ -84,9 +89,8 @@ class Worker:
     """
 
     def __init__(self, task: Task, number: int = 0) -> None:
-        for name in _NOT_KEPT:
-            if name in task.arguments:
-                raise OptionError(f"{name}={task.arguments[name]!r}: parts have no column for it: leave it out")
+        for name in task.arguments.keys() & _NOT_TAKEN.keys():
+            raise OptionError(f"{name}={task.arguments[name]!r}: {_NOT_TAKEN[name]}: leave it out")
         self.task = task
         self.explainer = task.explainer(number)
         self._arguments = dict(task.arguments)
@@ -136,11 +140,24 @@ class Worker:
         """
         with self._warnings(unit, tell):
             found = dict(self._careful(unit, tell) if unit.careful else self._explained(unit.items))
-        new = {item.number: self._record(item, found[item.number]) for item in unit.items}
+        new = {item.number: record_of(item, self._named(item, found[item.number])) for item in unit.items}
         old: list[Record] = [] if unit.whole else self.parts.read(unit.span)
         records = [new.get(record["row"], record) for record in old] or list(new.values())
         self.parts.write(unit.span, records)
         return sum(record["error"] is not None for record in records)
+
+    def records(self, items: tuple[Item, ...], *, alone: bool = False) -> list[Record]:
+        """What became of each row, without writing a part.
+
+        Args:
+            items: the rows.
+            alone: as for :func:`decompx_fast.bulk.parts.record_of`.
+
+        Raises:
+            InputError: for the first row that cannot be explained, if that ends the run.
+        """
+        found = dict(self._explained(items))
+        return [record_of(item, self._named(item, found[item.number]), alone=alone) for item in items]
 
     def _explained(self, items: tuple[Item, ...]) -> Iterator[tuple[int, Explanation | Failure]]:
         """The outcome of each, by number; those of equal length are computed together."""
@@ -173,13 +190,14 @@ class Worker:
         except OF_AN_INPUT as error:
             return Failure.of(0, error)
 
-    def _record(self, item: Item, outcome: Explanation | Failure) -> Record:
-        if isinstance(outcome, Failure):
-            message = _named(outcome.error, [item])
-            if self.task.stop:
-                raise InputError(f"{message} ({item.place})" if item.place not in message else message)
-            outcome = replace(outcome, error=message)
-        return record_of(item, outcome)
+    def _named(self, item: Item, outcome: Explanation | Failure) -> Explanation | Failure:
+        """The outcome with an error that names its row, or the end of the run where errors are that."""
+        if not isinstance(outcome, Failure):
+            return outcome
+        message = _named(outcome.error, [item])
+        if self.task.stop:
+            raise InputError(f"{message} ({item.place})" if item.place not in message else message)
+        return replace(outcome, error=message)
 
     @contextmanager
     def _warnings(self, unit: Unit, tell: Tell) -> Iterator[None]:

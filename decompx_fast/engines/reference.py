@@ -73,6 +73,7 @@ def attribute(
 
     Raises:
         NumericalError: if the numbers leave the range of the dtype; names a wider one.
+        OptionError: for an encoder-decoder with another aggregation than ``vector``.
 
     Source: DecompX (ACL 2023), section 3; the authors' code for ``variant="released"``.
     """
@@ -81,16 +82,8 @@ def attribute(
     check_embedding(linearization.embedding, dtype)
     conditioning = Conditioning(dtype, config.bias, model_dtype_of(linearization))
     vectors = config.aggregation == "vector"
-    start = _one_vector_per_source(linearization.embedding.to(dtype), sources)
-    walk = Walk(config, linearization, _own(start) if sources is None else sources, start.shape[2])
-    if config.bias == "bias_token":
-        start = torch.cat([start, torch.zeros_like(start[:, :, :1])], dim=2)
+    start, walk = _start(linearization, config, dtype, sources)
     encoder = linearization.encoder
-    if encoder is not None and not vectors:
-        raise OptionError(
-            f"aggregation={config.aggregation!r} takes each layer by itself, and a decoder's layers read two states: "
-            "use aggregation='vector'"
-        )
     x = start if encoder is None else start[:, encoder.part(0)]
     weights, mixed = layer_weights_of(linearization), None
     if weights is not None:
@@ -103,12 +96,12 @@ def attribute(
     rollout: Tensor | None = None
     gap = torch.zeros(x.shape[0], dtype=torch.float64, device=x.device)
     for layer in linearization.layers():
-        check_layer(layer, dtype)
-        conditioning.note(layer, x)
-        first = layer.index == 0 or not vectors
         if encoder is not None and layer.index == encoder.layers:
             walk.start_decoder(x)
             x = start[:, encoder.part(layer.index)]
+        check_layer(layer, dtype)
+        conditioning.note(layer, x)
+        first = layer.starts or not vectors
         if not vectors:
             x = _one_vector_per_source(layer.input.to(dtype), sources)
             walk.start()
@@ -140,6 +133,22 @@ def attribute(
         norms = safe_norm(head.read(x)) if rollout is None else head.read(rollout)  # [b, r, k]
         result = Attribution(head.reading.pick_rows(norms.transpose(1, 2)), None, gap, trace.stages)
     return finite(replace(result, expected_error=conditioning.estimate), dtype)
+
+
+def _start(
+    linearization: Linearization, config: DecompXConfig, dtype: torch.dtype, sources: Tensor | None
+) -> tuple[Tensor, Walk]:
+    """The decomposed embedding ``[b, i, k, d]``, of an encoder-decoder that of both, and the way through the model."""
+    if linearization.encoder is not None and config.aggregation != "vector":
+        raise OptionError(
+            f"aggregation={config.aggregation!r} takes each layer by itself, and a decoder's layers read two states: "
+            "use aggregation='vector'"
+        )
+    start = _one_vector_per_source(linearization.embedding.to(dtype), sources)
+    walk = Walk(config, linearization, _own(start) if sources is None else sources, start.shape[2])
+    if config.bias == "bias_token":
+        start = torch.cat([start, torch.zeros_like(start[:, :, :1])], dim=2)
+    return start, walk
 
 
 class _Trace:

@@ -90,6 +90,11 @@ class LinearizedLayer:
     output: Tensor
 
     @property
+    def starts(self) -> bool:
+        """Whether the stream starts here: the state is the embedding, where each token's vector is its own."""
+        return self.index == 0
+
+    @property
     def constants(self) -> list[Tensor]:
         """The constants of its ops, which are nearly all that it holds besides its weights."""
         found = [op.constants for sublayer in self.sublayers for op in sublayer.ops]

@@ -35,6 +35,7 @@ _OTHER_ENDINGS = {
     ".xlsx": "save it as CSV",
     ".xls": "save it as CSV",
     ".ods": "save it as CSV",
+    **dict.fromkeys((".gz", ".bz2", ".xz", ".zst", ".zip", ".7z", ".tar"), "unpack it first"),
 }
 
 _ROWS_OF_A_BATCH = 256  # of a Parquet file
@@ -319,12 +320,38 @@ def _read_parquet(name: str, stream: BinaryIO) -> Iterator[Row]:
     number = 0
     try:
         source = stream if stream.seekable() else io.BytesIO(stream.read())
-        for batch in parquet.ParquetFile(source).iter_batches(_ROWS_OF_A_BATCH):
-            for values in batch.to_pylist():
-                yield Row(name, "row", number, values)
+        file = parquet.ParquetFile(source)
+        _check_header(file.schema_arrow.names, name)
+        for batch in file.iter_batches(_ROWS_OF_A_BATCH):
+            for values, problem in _values_of(batch):
+                place = f"row {number} of {name}"
+                yield Row(name, "row", number, values, problem and f"{place} {problem}")
                 number += 1
     except (OSError, arrow.ArrowException) as error:
         raise InputError(f"{name} cannot be read as Parquet: {' '.join(str(error).split())}") from error
+
+
+#: What Arrow raises for such a value: a date of the year 10,000, text that is no UTF-8, a time zone that is unknown.
+_NOT_OF_PYTHON = (ValueError, TypeError, ArithmeticError, LookupError, ImportError, NotImplementedError)
+
+
+def _values_of(batch: Any) -> Iterator[tuple[Mapping[str, Any], str | None]]:
+    """The rows of a batch of Arrow, each with what is wrong with it: not every value of Arrow's is one of Python's."""
+    try:
+        rows = batch.to_pylist()
+    except _NOT_OF_PYTHON:
+        pass
+    else:
+        yield from ((values, None) for values in rows)
+        return
+    for row in range(batch.num_rows):
+        values, problem = {}, None
+        for column, cells in zip(batch.schema.names, batch.columns, strict=True):
+            try:
+                values[column] = cells[row].as_py()
+            except _NOT_OF_PYTHON as error:
+                problem = f"has a value in the column {column!r} that cannot be read: {' '.join(str(error).split())}"
+        yield ({} if problem else values), problem
 
 
 _READERS: dict[str, Callable[[_Lines], Iterator[Row]]] = {

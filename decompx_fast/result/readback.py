@@ -69,7 +69,7 @@ def from_dict(data: Mapping[str, Any]) -> Explanation:
         )
     except InputError:
         raise
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
         raise InputError(f"this explanation is damaged: {error!r}. Give what to_dict() made") from error
 
 

@@ -80,7 +80,8 @@ def pull_feed_forward(op: FeedForward, g: Tensor, rows: slice, config: DecompXCo
     row_bytes = b * m * op.w_out.shape[0] * g.element_size()
     for block in blocks(n_rows, _most_bytes(g, CPU_HIDDEN_BYTES) // row_bytes):
         positions = slice(rows.start + block.start, rows.start + block.stop)
-        hidden = g[:, :, block] @ op.w_out.T  # [b, m, i, f]
+        # One product of all directions: of a part that lies in pieces, torch makes one of each direction.
+        hidden = g[:, :, block].contiguous() @ op.w_out.T  # [b, m, i, f]
         if op.value is None or op.w_gate is None:
             out[:, :, block] = _pull_activation(op, hidden, positions, config, ledger)
         else:

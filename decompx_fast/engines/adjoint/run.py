@@ -284,7 +284,7 @@ def _pull_layer(
     for sublayer in layer.sublayers:
         before.append(reach)
         reach = reach_after(sublayer, reach, config)
-    rides = config.variant == "released" and layer.index == 0
+    rides = config.variant == "released" and layer.starts
     beside: Beside | None = None  # what goes back by the residual stream, beside a narrower state
     for sublayer, reach in zip(reversed(layer.sublayers), reversed(before), strict=True):
         op = sublayer.ops[0]

@@ -35,7 +35,7 @@ def apply_narrow(run: Any, layer: LinearizedLayer, *, first: bool, positions: Se
     if first:
         run._put_embedding()
     steps = [run._step(sublayer) for sublayer in layer.sublayers]
-    ride = layer.index == 0 and run.config.variant == "released"
+    ride = layer.starts and run.config.variant == "released"
     if positions is not None and _rows_are_cheaper(run, steps, len(positions)):
         _to_rows(run, steps, positions, ride=ride)
         return

@@ -100,7 +100,7 @@ class Propagation:
             self._begin(layer.index)
             self._put_embedding()
         check_layer(layer, self.dtype)
-        self.conditioning.note(layer, self.x if layer.index else self.embedding.unsqueeze(2))
+        self.conditioning.note(layer, self.embedding.unsqueeze(2) if layer.starts else self.x)
         last = layer.index == self.linearization.num_layers - 1
         if last:
             self.head = head_for(self.linearization, layer.output, self.terms)
@@ -109,11 +109,11 @@ class Propagation:
         parts = [] if has_narrow(layer) else segments(layer.sublayers)
         if not parts:
             only = (*self.head.positions, *self.positions) if last and not self.keeps_rows else None
-            apply_narrow(self, layer, first=layer.index == 0, positions=only)
+            apply_narrow(self, layer, first=layer.starts, positions=only)
         for number, sublayers in enumerate(parts):
             part = [self._step(sublayer) for sublayer in sublayers]
-            first = layer.index == 0 and number == 0
-            ride = layer.index == 0 and self.config.variant == "released"
+            first = layer.starts and number == 0
+            ride = layer.starts and self.config.variant == "released"
             if last and number == len(parts) - 1 and not self.keeps_rows and self._rows_are_cheaper(part):
                 self._segment_at_rows(part, (*self.head.positions, *self.positions), first=first, ride=ride)
             else:

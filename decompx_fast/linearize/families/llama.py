@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -34,6 +35,10 @@ from .parts import Module, Parts, embedding_limits, paired_rotary_positions, rot
 
 #: Which numbers of a head are rotated together: those of its two halves, or neighbours.
 Rotate = Callable[[Tensor, Tensor, Context], tuple[Tensor, Tensor, None]]
+
+#: What the outputs of ``lm_head`` are multiplied by (Cohere), divided by (Granite) or capped at (Gemma), as the
+#: configuration calls it.
+OutputNumber = Literal["logit_scale", "logits_scaling", "final_logit_softcapping"]
 
 
 def neighbours(query: Tensor, key: Tensor, context: Context) -> tuple[Tensor, Tensor, None]:
@@ -102,6 +107,7 @@ class Kind:
         window: whether ``config.sliding_window`` holds for every layer, and not what the layer's own attention says.
         rotates: whether an attention has any positions.
         capped: whether the logits of the attentions are capped.
+        outputs: which numbers of the configuration change the outputs of ``lm_head``; of other models they are no part.
     """
 
     norm: Callable[[Parts, str], NormSpec] = Parts.rms_norm
@@ -113,6 +119,7 @@ class Kind:
     window: bool = False
     rotates: Callable[[Module], bool] = lambda attention: bool(getattr(attention, "use_rope", True))
     capped: bool = False
+    outputs: OutputNumber | None = None
 
 
 def gated_network(layer: Parts, path: str) -> FeedForwardSpec:
@@ -201,9 +208,21 @@ def with_outputs(model: Module, kind: Kind, head: HeadKind) -> ModelSpec:
     return with_head(layers_of(body, kind), parts, head, path)
 
 
-def _vocabulary(parts: Parts) -> tuple[HeadStepSpec, ...]:
+def language_model(model: Module, kind: Kind) -> ModelSpec:
+    """The next token at each position."""
+    holder = model if kind.outputs == "logit_scale" else model.config  # Cohere reads it once, when it is made
+    number = None if kind.outputs is None else getattr(holder, kind.outputs)
+    factor, cap = 1.0, None
+    if number is not None and kind.outputs == "final_logit_softcapping":
+        cap = float(number)
+    elif number is not None:
+        factor = 1 / float(number) if kind.outputs == "logits_scaling" else float(number)
+    head = HeadKind(partial(_vocabulary, factor=factor, cap=cap), partial(_logits, factor=factor, cap=cap))
+    return with_outputs(model, kind, head)
+
+
+def _vocabulary(parts: Parts, *, factor: float, cap: float | None) -> tuple[HeadStepSpec, ...]:
     """``lm_head``; what multiplies its outputs multiplies its inputs here, since it has no bias."""
-    factor, cap = _factor(parts["config"]), getattr(parts["config"], "final_logit_softcapping", None)
     step = parts.step("lm_head", None if cap is None else f"softcap:{cap}")
     if factor == 1:
         return (step,)
@@ -212,20 +231,14 @@ def _vocabulary(parts: Parts) -> tuple[HeadStepSpec, ...]:
     return HeadStepSpec(norm=ScaleSpec(factor)), step
 
 
-def _factor(config: Module) -> float:
-    """Of the logits: Granite divides them, Cohere multiplies them."""
-    return float(getattr(config, "logit_scale", None) or 1) / float(getattr(config, "logits_scaling", None) or 1)
-
-
-def _logits(model: Module, rows: Tensor) -> Tensor:
+def _logits(model: Module, rows: Tensor, *, factor: float, cap: float | None) -> Tensor:
     logits: Tensor = model.lm_head(rows)
-    factor, cap = _factor(model.config), getattr(model.config, "final_logit_softcapping", None)
     logits = logits if factor == 1 else logits * factor
     return logits if cap is None else torch.tanh(logits / cap) * cap
 
 
 HEADS: dict[str, Callable[..., ModelSpec]] = {
-    "CausalLM": partial(with_outputs, head=HeadKind(_vocabulary, _logits)),
+    "CausalLM": language_model,
     "SequenceClassification": classifier,
     "TokenClassification": partial(with_outputs, head=linear("score")),
     "QuestionAnswering": partial(with_outputs, head=SPANS),
@@ -248,7 +261,12 @@ LLAMA = Kind()
 MISTRAL = Kind(window=True)
 OLMO = Kind(norm=Parts.plain_norm)
 OLMO2 = Kind(before=(None, None), after=("post_attention_layernorm", "post_feedforward_layernorm"), joined_norms=True)
-COHERE = Kind(norm=Parts.own_norm, before=("input_layernorm", None), rotate=neighbours_in_float32)
+COHERE = Kind(
+    norm=Parts.own_norm,
+    before=("input_layernorm", None),
+    rotate=neighbours_in_float32,
+    outputs="logit_scale",
+)
 COHERE2 = replace(COHERE, rotates=lambda attention: attention.sliding_window is not None)
 GEMMA = Kind(norm=Parts.one_plus_norm)
 GEMMA2 = Kind(
@@ -256,8 +274,10 @@ GEMMA2 = Kind(
     before=("input_layernorm", "pre_feedforward_layernorm"),
     after=("post_attention_layernorm", "post_feedforward_layernorm"),
     capped=True,
+    outputs="final_logit_softcapping",
 )
 GEMMA3 = replace(GEMMA2, capped=False)
+GRANITE = Kind(outputs="logits_scaling")
 GLM = Kind(rotate=neighbours)
 GLM4 = Kind(rotate=neighbours, after=("post_self_attn_layernorm", "post_mlp_layernorm"))
 
@@ -270,7 +290,7 @@ FAMILIES = families(
         "Gemma3Text": (GEMMA3, ["SequenceClassification"]),
         "Glm": (GLM, TOKENS),
         "Glm4": (GLM4, TOKENS),
-        "Granite": (LLAMA, LANGUAGE),
+        "Granite": (GRANITE, LANGUAGE),
         "Llama": (LLAMA, ALL),
         "Mistral": (MISTRAL, ALL),
         "Olmo": (OLMO, CLASSES),

@@ -77,14 +77,14 @@ def _parts(model: Module) -> Parts:
     return Parts(model, "", model.config.d_model)
 
 
-def generator(model: Module) -> ModelSpec:
-    """What the model writes, token by token."""
-    return headed(model, body(_parts(model)), next_token(scale=_scale), None)
+def generator(model: Module, *, scales: bool) -> ModelSpec:
+    """What the model writes, token by token; a class that ``scales`` does so where its configuration says it."""
+    scaled = scales and model.config.scale_decoder_outputs
+    return headed(model, body(_parts(model)), next_token(scale=_scale if scaled else None), None)
 
 
 def _scale(model: Module) -> float:
-    scales = getattr(model.config, "scale_decoder_outputs", False)  # mT5 never does
-    return model.config.d_model**-0.5 if scales else 1.0
+    return float(model.config.d_model**-0.5)
 
 
 def classifier(model: Module) -> ModelSpec:
@@ -105,7 +105,7 @@ def encoder(model: Module, *, base: str, head: HeadKind) -> ModelSpec:
 def families(prefix: str) -> dict[str, Callable[[Module], ModelSpec]]:
     """The classes of a project, by their names."""
     return {
-        f"{prefix}ForConditionalGeneration": generator,
+        f"{prefix}ForConditionalGeneration": partial(generator, scales=prefix != "MT5"),
         f"{prefix}ForSequenceClassification": classifier,
         f"{prefix}ForQuestionAnswering": spans,
         f"{prefix}ForTokenClassification": partial(encoder, base="transformer", head=TOKENS),
