@@ -28,6 +28,30 @@ def test_every_class_that_is_registered_or_refused_has_a_row(tool):
     assert set(tool.names(["MPNet"])) == {name for name in FAMILIES if name.startswith("MPNet")}
 
 
+def test_the_committed_table_has_a_row_of_each():
+    """What is registered later is added by ``python tools/architectures.py --missing``."""
+    table = json.loads((FILE.parent.parent / "bench" / "results" / "architectures.json").read_text())
+    rows = {row["class"]: row for row in table["rows"]}
+    assert set(rows) == {*FAMILIES, *PAIRED, *UNSUPPORTED}
+    assert {name: row["refused"] for name, row in rows.items() if "refused" in row} == UNSUPPORTED
+    assert [name for name, row in rows.items() if "failed" in row] == []
+
+
+def test_rows_that_are_there_are_kept(tool, tmp_path, monkeypatch):
+    asked = ["--only", "MPNetModel", "MPNetForT", "--configurations", "1", "--missing", "--out", str(tmp_path)]
+    assert tool.main(asked) == 0
+    first = json.loads((tmp_path / "architectures.json").read_text())
+    monkeypatch.setattr(tool, "measure", lambda *_: pytest.fail("measured again"))
+    monkeypatch.setitem(UNSUPPORTED, "MPNetForTwo", "it is none")
+    assert tool.main(asked) == 0
+    second = json.loads((tmp_path / "architectures.json").read_text())
+    assert [row for row in second["rows"] if "engines" in row] == first["rows"]
+    assert [row["class"] for row in second["rows"]] == ["MPNetForTokenClassification", "MPNetForTwo", "MPNetModel"]
+    (tmp_path / "architectures.json").write_text(json.dumps(first | {"torch": "1.0"}))
+    with pytest.raises(SystemExit, match=r"--missing.*'torch': '1.0'.*measure all rows"):
+        tool.main(asked)
+
+
 def test_names_are_taken_apart(tool):
     assert tool.parted("XLMRobertaForMaskedLM") == ("XLMRoberta", "ForMaskedLM")
     assert tool.parted("FlaubertWithLMHeadModel") == ("Flaubert", "WithLMHeadModel")

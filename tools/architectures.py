@@ -1,7 +1,8 @@
 """What was measured of every architecture with every head: a table of random models, in all three engines.
 
     python tools/architectures.py                       # writes bench/results/architectures.md and .json
-    python tools/architectures.py --only Bert --configurations 5
+    python tools/architectures.py --only Bert --configurations 5 --out build
+    python tools/architectures.py --missing             # only what the files have no row of; their other rows are kept
 
 Rows are the classes that are registered and those that are refused by name, so it grows with them. Each class is made
 in a few random small configurations and asked for a few of its outputs, under the rules that its engines answer. Of
@@ -263,6 +264,21 @@ def names(only: list[str]) -> list[str]:
     return [name for name in found if not only or name.startswith(tuple(only))]
 
 
+def kept(path: Path, versions: dict[str, str]) -> dict[str, dict[str, Any]]:
+    """By class, the rows of a file that need not be measured again: it is of these versions, and the row of measures.
+
+    Raises:
+        SystemExit: for a file of other versions, whose rows would be told as if they were of these.
+    """
+    if not path.exists():
+        return {}
+    found = json.loads(path.read_text())
+    theirs = {name: found[name] for name in versions}
+    if theirs != versions:
+        raise SystemExit(f"--missing: {path} was made with {theirs}, and these are {versions}: measure all rows")
+    return {row["class"]: row for row in found["rows"] if "engines" in row}
+
+
 def _number(row: dict[str, Any], engine: str, what: str) -> str:
     value = row["engines"][engine].get(what)
     return "" if value is None else f"{value:.0e}"
@@ -305,14 +321,19 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--configurations", type=int, default=2, help="random models of each class")
     parser.add_argument("--only", nargs="*", default=[], help="only classes that begin so")
     parser.add_argument("--out", type=Path, default=RESULTS, help="the folder of both files")
+    parser.add_argument("--missing", action="store_true", help="keep the rows of these files, and measure the others")
     options = parser.parse_args(arguments)
     transformers.logging.set_verbosity_error()
+    versions = {"torch": torch.__version__, "transformers": transformers.__version__}
+    known = kept(options.out / "architectures.json", versions) if options.missing else {}
     rows = []
     for name in names(options.only):
+        if name in known:
+            rows.append(known[name])
+            continue
         rows.append(row_of(name, options.configurations))
         print(f"{name}: {rows[-1].get('failed') or rows[-1].get('refused') or 'measured'}", file=sys.stderr, flush=True)
     options.out.mkdir(parents=True, exist_ok=True)
-    versions = {"torch": torch.__version__, "transformers": transformers.__version__}
     (options.out / "architectures.json").write_text(json.dumps({**versions, "rows": rows}, indent=1) + "\n")
     chosen = f" --only {' '.join(options.only)}" if options.only else ""
     command = f"python tools/architectures.py --configurations {options.configurations}{chosen}"
