@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from generation_models import MODELS, PROMPT, byte_level, llama
@@ -85,3 +87,17 @@ def test_the_model_writes_from_what_it_is_explained_with(explainers):
 def test_no_output_in_a_list_of_outputs_is_named(explainers):
     with pytest.raises(InputError, match="the continuation of input 1 is None: give a text, or token ids"):
         explainers["llama"].explain([PROMPT, PROMPT], continuation=[" a", None])
+
+
+def test_threads_that_draw_draw_what_one_alone_does(explainers):
+    explainer, config = explainers["llama"], GenerationConfig(max_new_tokens=8, do_sample=True, temperature=3.0)
+    asked = [{"generate": config, "seed": n} if n % 2 else {"generate": 8} for n in range(12)]
+
+    def written(arguments: dict) -> list[int]:
+        return [one.output for one in explainer.explain(PROMPT, **arguments).predictions]
+
+    expected = [written(one) for one in asked]
+    state = torch.get_rng_state()
+    with ThreadPoolExecutor(12) as pool:
+        assert list(pool.map(written, asked)) == expected
+    assert torch.equal(torch.get_rng_state(), state)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -152,10 +154,9 @@ def write(
         config.max_new_tokens = asked + max(len(start) - 1, 0)
     longest = config.max_length if config.max_new_tokens is None else given + config.max_new_tokens
     most = None if positions is None else positions + 1
-    with plain_mode(device), torch.random.fork_rng([device] if device.type == "cuda" else []):
-        if config.do_sample:
-            about["seed"] = secrets.randbits(31) if seed is None else seed
-            torch.manual_seed(about["seed"])
+    if config.do_sample:
+        about["seed"] = secrets.randbits(31) if seed is None else seed
+    with plain_mode(device), _drawing(about.get("seed"), device):
         with undisturbed(model, copies) as copied:
             copy: Any = copied
             # transformers fills in from here what a configuration does not say: nothing, for a number of tokens.
@@ -177,6 +178,21 @@ def write(
     wanted_more = longest is None or len(whole) < longest
     is_cut = most is not None and len(whole) >= most and wanted_more and whole[-1] not in end
     return Written(whole[len(start) if anew else given :], about, is_cut)
+
+
+_one_draws = threading.Lock()
+
+
+@contextmanager
+def _drawing(seed: int | None, device: torch.device) -> Iterator[None]:
+    """Random numbers from a seed, and the caller's after it; they are one sequence for all threads, so one draws at a
+    time. Without a seed nothing is drawn, and nothing touched."""
+    if seed is None:
+        yield
+        return
+    with _one_draws, torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield
 
 
 def _is_full(ids: Tensor, _scores: Any, *, most: int) -> Tensor:
