@@ -36,7 +36,7 @@ def pytest_collection_modifyitems(items: Iterable[pytest.Item]) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     skipped = terminalreporter.stats.get("skipped", [])
-    n_gpu_tests = sum("gpu" in report.keywords for report in skipped)
+    n_gpu_tests = sum("gpu" in getattr(report, "keywords", ()) for report in skipped)
     if n_gpu_tests and not HAS_GPU:
         tests = "GPU test" if n_gpu_tests == 1 else "GPU tests"
         terminalreporter.write_line(f"{n_gpu_tests} {tests} not run: no GPU here")

@@ -220,7 +220,9 @@ def test_missing_parts_are_refused():
 
 
 def test_unsupported_architectures_list_what_is_supported():
-    with pytest.raises(UnsupportedModelError, match="Linear cannot be explained yet: supported are Albert.*, Bert"):
+    with pytest.raises(
+        UnsupportedModelError, match="Linear cannot be explained yet: supported are AST.*, Albert.*, Bert"
+    ):
         linearize(nn.Linear(2, 2), {"input_ids": token_ids()})
 
 
