@@ -8,6 +8,7 @@ import threading
 import models
 import pytest
 import torch
+import transformers
 from models import classifier, logits_of, token_ids, unchanged
 from torch import nn
 from torch.nn.utils import parametrize
@@ -470,3 +471,35 @@ def test_an_error_leaves_nothing_behind(monkeypatch, where, error):
         monkeypatch.setattr(reference, "_attention", raises(error))
     with pytest.raises(error):
         explained(model)
+
+
+def test_in_half_precision_a_state_that_was_larger_has_been_rounded_as_that():
+    """As at the first token of language models: a layer takes away nearly all of a large state."""
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=20,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=3,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+        attn_implementation="eager",
+    )
+    model = transformers.LlamaForCausalLM(config).eval()
+    with torch.no_grad():
+        large = torch.randn(16)
+        model.model.embed_tokens.weight[7] = 200 * large / large.norm()
+        attention = model.model.layers[1].self_attn
+        attention.v_proj.weight.copy_(torch.eye(16))
+        attention.o_proj.weight.copy_(-199 / 4 * torch.eye(16))  # a normed state has the length 4
+    ids = {"input_ids": torch.tensor([[7, 3, 5, 11]])}
+    model.to(torch.bfloat16)
+    linearization = linearize(model, ids)
+    layers = list(linearization.layers())
+    own = linearization._run.states[2].float()
+    gap = (layers[1].output.float() - own).norm(dim=-1) / own.norm(dim=-1)
+    assert gap[0, 0] > 0.1 and linearization.max_gap < 0.05
+    with torch.no_grad():
+        model.model.layers[1].mlp.down_proj.register_forward_hook(lambda _m, _a, y: 300 + y)
+    with pytest.raises(UnsupportedModelError):
+        list(linearize(model, ids).layers())

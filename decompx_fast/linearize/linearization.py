@@ -104,7 +104,7 @@ class HuggingFaceLinearization(Recomputed):
             x, recorded = self._before(index, x), recorded_layer(index)
             if recorded is None:
                 layer = self.layer(index, x)
-                self._check(layer.output, self._run.states[index + 1], f"layer {index}")
+                self._check(layer.output, self._run.states[index + 1], f"layer {index}", self._size_of_rows(index + 1))
             else:
                 layer, gap = recorded
                 self.max_gap = max(self.max_gap, gap)
@@ -149,6 +149,19 @@ class HuggingFaceLinearization(Recomputed):
             ours, reading = head.steps[-1].output, replace(head.reading, outputs=None)
         self._check(ours, self._values.at(reading, ours.dtype), "the head", size)
         return head
+
+    def _size_of_rows(self, number: int) -> Tensor | None:
+        """What the rounding of a state's rows is relative to, ``[b, i]``; ``None``: the rows themselves.
+
+        In a half precision the state may be smaller than it was by what layers took away again, and the rounding of the
+        larger one is still in it: language models have such a state at a text's first tokens. So there it is the
+        largest that a row was so far in its stack.
+        """
+        if self.model_dtype not in (torch.bfloat16, torch.float16):
+            return None
+        first = 0 if self.encoder is None or number <= self.encoder.layers else self.encoder.layers + 1
+        rows = [state.float().norm(dim=-1) for state in self._run.states[first : number + 1]]
+        return torch.stack([size for size in rows if size.shape == rows[-1].shape]).amax(0)
 
     def _check(self, ours: Tensor, theirs: Tensor, where: str, size: Tensor | None = None) -> None:
         theirs = theirs.to(ours.dtype)
