@@ -112,30 +112,52 @@ def explain_dataset(
         OutputError: if the results cannot be written, or another run is at work there.
         KeyboardInterrupt: after Ctrl-C, when what was begun is done; a second one does not wait for that.
     """
-    if on_error not in get_args(OnError) or output not in get_args(Output):
-        raise OptionError(f"on_error={on_error!r}, output={output!r}: use 'skip' or 'stop', and 'parquet' or 'jsonl'")
+    _check(out, on_error, output)
     devices, count = _workers(model, device, workers, ray)
     size = _count("rows_of_a_part", rows_of_a_part, UNIT_ROWS)
+    inputs = Inputs.find(data, format, without=out)
+    asked = _task(model, out, output, arguments, devices, load=task, words=words, stop=on_error == "stop")
+    columns = {"text": text_column, "pair": pair_column, "id": id_column}
+    pool = _pool(asked, workers, count, ray)
+    return _run(pool, output, inputs, Path(out), columns, size, progress, retry_errors)
+
+
+def _check(out: str | os.PathLike[str], on_error: str, output: str) -> None:
+    if on_error not in get_args(OnError) or output not in get_args(Output):
+        raise OptionError(f"on_error={on_error!r}, output={output!r}: use 'skip' or 'stop', and 'parquet' or 'jsonl'")
     if not os.fspath(out):
         raise OptionError("out='' is no folder: name one for the results")
-    inputs = Inputs.find(data, format, without=out)
-    asked = Task(
+
+
+def _task(
+    model: Any,
+    out: str | os.PathLike[str],
+    output: str,
+    arguments: dict[str, Any],
+    devices: tuple[str, ...],
+    *,
+    load: str | None,
+    words: bool,
+    stop: bool,
+) -> Task:
+    """What the workers are told."""
+    return Task(
         model=model if model is None or isinstance(model, DecompX) else os.fspath(model),
-        load={} if task is None else {"task": task},
+        load={} if load is None else {"task": load},
         arguments={name: value for name, value in arguments.items() if value is not None},
         words=words,
-        stop=on_error == "stop",
+        stop=stop,
         folder=str(Path(out) / "parts"),
         format=output,
         devices=devices,
     )
-    columns = {"text": text_column, "pair": pair_column, "id": id_column}
-    pool: Pool | InThisProcess | RayPool
+
+
+def _pool(asked: Task, workers: int | None, count: int, ray: str | bool | None) -> Pool | InThisProcess | RayPool:
+    """What computes: workers of a cluster, processes, or this one; ``count`` where ``workers`` says nothing."""
     if ray:
-        pool = RayPool(asked, None if workers is None else count, ray if isinstance(ray, str) else None)
-    else:
-        pool = Pool(asked, count, _Notices()) if count else InThisProcess(asked, _Notices())
-    return _run(pool, output, inputs, Path(out), columns, size, progress, retry_errors)
+        return RayPool(asked, None if workers is None else count, ray if isinstance(ray, str) else None)
+    return Pool(asked, count, _Notices()) if count else InThisProcess(asked, _Notices())
 
 
 def _run(

@@ -85,14 +85,8 @@ def attribute(
     start, walk = _start(linearization, config, dtype, sources)
     encoder = linearization.encoder
     x = start if encoder is None else start[:, encoder.part(0)]
-    weights, mixed = layer_weights_of(linearization), None
-    if weights is not None:
-        if not vectors:
-            raise OptionError(
-                f"aggregation={config.aggregation!r} tells of the last layer, and the head of this model reads a sum "
-                "over all layers: use aggregation='vector'"
-            )
-        mixed = weights[0].to(dtype) * x
+    weights = _layer_weights(linearization, config)
+    mixed = None if weights is None else weights[0].to(dtype) * x
     rollout: Tensor | None = None
     gap = torch.zeros(x.shape[0], dtype=torch.float64, device=x.device)
     for layer in linearization.layers():
@@ -121,18 +115,33 @@ def attribute(
             gap = torch.maximum(gap, (x.sum(2) - layer.output).abs().amax((1, 2)).double())
         last = layer
     head = head_for(linearization, last.output, terms)
-    x = x if mixed is None else mixed
     if config.head:
-        result = _attribute_head(x, head, linearization, config, terms, trace, walk)
+        result = _attribute_head(x if mixed is None else mixed, head, linearization, config, terms, trace, walk)
     else:
-        if rollout is not None and head.reading.rows is None and len(head.reading.ranges) > 1:
-            raise OptionError(
-                "aggregation='rollout' tells of one row of norms, and the head of this model reads "
-                f"{len(head.reading.ranges)} together: use aggregation='vector'"
-            )
-        norms = safe_norm(head.read(x)) if rollout is None else head.read(rollout)  # [b, r, k]
-        result = Attribution(head.reading.pick_rows(norms.transpose(1, 2)), None, gap, trace.stages)
+        result = Attribution(_norms_at_head(x, rollout, head), None, gap, trace.stages)
     return finite(replace(result, expected_error=conditioning.estimate), dtype)
+
+
+def _layer_weights(linearization: Linearization, config: DecompXConfig) -> Tensor | None:
+    """By which a head that reads a sum over the layers weighs them."""
+    weights = layer_weights_of(linearization)
+    if weights is not None and config.aggregation != "vector":
+        raise OptionError(
+            f"aggregation={config.aggregation!r} tells of the last layer, and the head of this model reads a sum over "
+            "all layers: use aggregation='vector'"
+        )
+    return weights
+
+
+def _norms_at_head(x: Tensor, rollout: Tensor | None, head: Head) -> Tensor:
+    """The norms of what each term's row is made of, ``[b, k, t]``."""
+    if rollout is not None and head.reading.rows is None and len(head.reading.ranges) > 1:
+        raise OptionError(
+            "aggregation='rollout' tells of one row of norms, and the head of this model reads "
+            f"{len(head.reading.ranges)} together: use aggregation='vector'"
+        )
+    norms = safe_norm(head.read(x)) if rollout is None else head.read(rollout)  # [b, r, k]
+    return head.reading.pick_rows(norms.transpose(1, 2))
 
 
 def _start(

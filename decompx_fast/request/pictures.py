@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import torch
@@ -12,9 +11,9 @@ from torch import Tensor
 
 from ..errors import InputError, shown, warn_user
 from ..optional import import_optional
-from ..result.failure import Failure, attempt
 from ..result.picture import Picture
 from .encoded import Encoded
+from .media import MediaReader
 
 #: What models of pictures call their input.
 PIXELS = "pixel_values"
@@ -60,7 +59,7 @@ class CutsPictures(Protocol):
         ...
 
 
-class PictureReader:
+class PictureReader(MediaReader):
     """Turns pictures into :class:`.encoding.Encoded`.
 
     Args:
@@ -69,29 +68,21 @@ class PictureReader:
         skip: give a :class:`Failure` for a picture that cannot be read, and go on.
     """
 
+    kind = "picture"
+    accepted = ACCEPTED
+
     def __init__(self, processor: Any, limits: CutsPictures, *, skip: bool = False) -> None:
         self.processor = processor
         self.limits = limits
         self.skip = skip
 
-    def read(self, items: Any) -> tuple[Iterator[Encoded | Failure], bool]:
-        """All of ``items``, lazily, and whether it was a single one.
+    @property
+    def _input(self) -> str:
+        return PIXELS
 
-        Raises:
-            InputError: for what cannot be read, naming which one it is.
-        """
-        if isinstance(items, Mapping):
-            rows, single = self._prepared(items)
-            return self._each(rows, lambda n, row: self._encode(row, f"row {n} of {PIXELS}", n, {})), single
-        if is_picture(items):
-            return self._each([items], lambda n, item: self.read_one(item, "the input", n)), True
-        if isinstance(items, (bytes, bytearray)) or not isinstance(items, Iterable):
-            raise InputError(f"cannot explain a {type(items).__name__} as a picture: {ACCEPTED}")
-        return self._each(items, lambda n, item: self.read_one(item, f"input {n}", n)), False
-
-    def _each(self, items: Iterable[Any], read: Callable[[int, Any], Encoded]) -> Iterator[Encoded | Failure]:
-        for n, item in enumerate(items):
-            yield attempt(partial(read, n, item), n, skip=self.skip)
+    @staticmethod
+    def _is_one(items: Any) -> bool:
+        return is_picture(items)
 
     def read_one(self, item: Any, where: str, number: int = 0) -> Encoded:
         """One picture, through the processor."""

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import os
 import wave
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from ..errors import InputError, shown
-from ..result.failure import Failure, attempt
 from ..result.picture import Picture
 from .encoded import Encoded
+from .media import MediaReader
 
 #: What a user may give besides what a processor prepared, for messages.
 ACCEPTED = (
@@ -55,7 +54,7 @@ class CutsSounds(Protocol):
     def grid(self) -> Callable[[int], tuple[int, int]]: ...
 
 
-class SoundReader:
+class SoundReader(MediaReader):
     """Turns sounds into :class:`.encoding.Encoded`.
 
     Args:
@@ -63,6 +62,9 @@ class SoundReader:
         limits: how the model cuts sounds.
         skip: give a :class:`Failure` for a sound that cannot be read, and go on.
     """
+
+    kind = "sound"
+    accepted = ACCEPTED
 
     def __init__(self, processor: Any, limits: CutsSounds, *, skip: bool = False) -> None:
         self.processor = getattr(processor, "feature_extractor", processor)
@@ -75,25 +77,13 @@ class SoundReader:
         found = getattr(self.processor, "sampling_rate", None)
         return int(found) if found else None
 
-    def read(self, items: Any) -> tuple[Iterator[Encoded | Failure], bool]:
-        """All of ``items``, lazily, and whether it was a single one.
+    @property
+    def _input(self) -> str:
+        return self.limits.name
 
-        Raises:
-            InputError: for what cannot be read, naming which one it is.
-        """
-        if isinstance(items, Mapping) and "array" not in items:
-            rows, single = self._prepared(items)
-            name = self.limits.name
-            return self._each(rows, lambda n, row: self._encode(row, f"row {n} of {name}", n, {})), single
-        if _is_sound(items):
-            return self._each([items], lambda n, item: self.read_one(item, "the input", n)), True
-        if isinstance(items, (bytes, bytearray, memoryview)) or not isinstance(items, Iterable):
-            raise InputError(f"cannot explain a {type(items).__name__} as a sound: {ACCEPTED}")
-        return self._each(items, lambda n, item: self.read_one(item, f"input {n}", n)), False
-
-    def _each(self, items: Iterable[Any], read: Callable[[int, Any], Encoded]) -> Iterator[Encoded | Failure]:
-        for n, item in enumerate(items):
-            yield attempt(partial(read, n, item), n, skip=self.skip)
+    @staticmethod
+    def _is_one(items: Any) -> bool:
+        return "array" in items if isinstance(items, Mapping) else _is_sound(items)
 
     def read_one(self, item: Any, where: str, number: int = 0) -> Encoded:
         """One sound, through the processor."""
