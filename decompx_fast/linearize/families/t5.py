@@ -79,7 +79,8 @@ def _parts(model: Module) -> Parts:
 
 def generator(model: Module, *, scales: bool) -> ModelSpec:
     """What the model writes, token by token; a class that ``scales`` does so where its configuration says it."""
-    scaled = scales and model.config.scale_decoder_outputs
+    config = model.config  # earlier versions of transformers say it by the embeddings that are tied
+    scaled = scales and getattr(config, "scale_decoder_outputs", config.tie_word_embeddings)
     return headed(model, body(_parts(model)), next_token(scale=_scale if scaled else None), None)
 
 
