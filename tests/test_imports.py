@@ -54,6 +54,7 @@ MAY_IMPORT = {
         "calls.precision",
         *BELOW_EXPLAINER,
     },
+    "calls.path_job": {"calls.compiling", "calls.composing", "calls.job", *BELOW_EXPLAINER},
     "calls.similarity": {"calls.encoders", "calls.explained_model", "calls.precision", *BELOW_EXPLAINER},
     "calls.call": {
         "calls.asking",
@@ -62,6 +63,7 @@ MAY_IMPORT = {
         "calls.continuing",
         "calls.explained_model",
         "calls.job",
+        "calls.path_job",
         "calls.windowing",
         *BELOW_EXPLAINER,
     },
