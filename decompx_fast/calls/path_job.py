@@ -161,12 +161,13 @@ class PathJob:
         self, whole: Explanation, pair: Pair, sets: Sets, of_sets: Tensor, walks: Sequence[Walk], seconds: float
     ) -> Explanation:
         (encoded, sources), players = pair, sets.players
-        baseline = torch.tensor([walk.path.value for walk in walks], dtype=torch.float64)
+        baseline = torch.tensor([walk.path.value for walk in walks], dtype=torch.float64, device="cpu")
         value = whole.target_logits.double()
         along = torch.stack([walk.path.shared() for walk in walks], dim=1)  # [p, c]
         own = players.scores(whole.scores.double())
         mean, error = mean_scores(sets.present, of_sets, own, value - baseline)
-        scores = torch.zeros(len(encoded) if sources is None else len(sources), len(walks), dtype=torch.float64)
+        count = len(encoded) if sources is None else len(sources)
+        scores = torch.zeros(count, len(walks), dtype=torch.float64, device="cpu")
         scores[players.sources] = (along + mean) / 2
         largest = error[~error.isnan()].amax().item() / 2 if not error.isnan().all() else None
         about = {

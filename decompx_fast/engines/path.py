@@ -62,7 +62,7 @@ class Path:
     _leaving: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
-        self.present = torch.ones(len(self.scores), dtype=torch.bool)
+        self.present = torch.ones(len(self.scores), dtype=torch.bool, device="cpu")
 
     def leave(self, count: int) -> None:
         """Take out the next sources, of equal scores the first; :meth:`arrive` says what the model makes of it."""
@@ -79,7 +79,7 @@ class Path:
         """The scores ``[p]`` of all sources, when all have left; they sum to all drops."""
         counts = [len(step.gone) for step in self.steps]
         levels = pooled([step.drop / count for step, count in zip(self.steps, counts, strict=True)], counts)
-        found = torch.zeros(len(self.present), dtype=torch.float64)
+        found = torch.zeros(len(self.present), dtype=torch.float64, device="cpu")
         for step, level in zip(self.steps, levels, strict=True):
             found[step.gone] = level + step.scores - step.scores.mean()
         return found
@@ -110,8 +110,8 @@ def random_sets(sources: int, count: int, generator: torch.Generator) -> Tensor:
     pairs = (count + 1) // 2
     for pair in range(pairs):
         size = min(max(round((pair + 0.5) / pairs * sources), 1), max(sources - 1, 1))
-        present = torch.zeros(sources, dtype=torch.bool)
-        present[torch.randperm(sources, generator=generator)[:size]] = True
+        present = torch.zeros(sources, dtype=torch.bool, device="cpu")
+        present[torch.randperm(sources, generator=generator, device="cpu")[:size]] = True
         rows += [present, ~present]
     return torch.stack(rows[:count])
 

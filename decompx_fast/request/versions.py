@@ -84,10 +84,10 @@ class Players:
     @classmethod
     def of(cls, encoded: Encoded, sources: Sources | None) -> Players:
         """Of an input: its tokens, or groups of them."""
-        ids = torch.arange(len(encoded)) if sources is None else sources.ids
-        special = torch.tensor(encoded.special)
+        ids = torch.arange(len(encoded), device="cpu") if sources is None else sources.ids
+        special = torch.tensor(encoded.special, device="cpu")
         found, numbers = ids[~special].unique(return_inverse=True)
-        return cls(found, torch.full((len(encoded),), -1).masked_scatter(~special, numbers))
+        return cls(found, torch.full((len(encoded),), -1, device="cpu").masked_scatter(~special, numbers))
 
     def __len__(self) -> int:
         return len(self.sources)
