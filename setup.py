@@ -30,6 +30,7 @@ PACKAGES = [
     "decompx_fast.engines.forward",
     "decompx_fast.evaluation",
     "decompx_fast.evaluation.methods",
+    "decompx_fast.interop",
     "decompx_fast.kernels",
     "decompx_fast.linearize",
     "decompx_fast.linearize.families",

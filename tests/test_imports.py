@@ -79,6 +79,7 @@ MAY_IMPORT = {
     },
     "calls": set(),
     "commands": set(),
+    "interop": {"explainer", *BASE},
     "folder": {"result.file", *BASE},
     "bulk": {"bulk", "explainer", "folder", *BELOW_EXPLAINER},
     "evaluation": {"evaluation", "lazily", "folder", "explainer", *BELOW_EXPLAINER},
