@@ -44,7 +44,7 @@ def test_readme_examples_run() -> None:
         "explain_dataset(",
         "map_batches(",
     )  # have tests of their own
-    first, options, tasks = (block for block in python_blocks() if not any(name in block for name in others))
+    first, options, tasks, beside = (block for block in python_blocks() if not any(name in block for name in others))
     first, count = re.subn(r"DecompX\.from_pretrained\(.*?\)", "DecompX.demo()", first)
     assert count == 1
     names: dict = {}  # each example has what it needs from those before it
@@ -58,6 +58,9 @@ def test_readme_examples_run() -> None:
     names["of_task"] = lambda task: DecompX(task_models.model(task), models.word_piece())
     exec(tasks, names)
     assert names["named"].entities
+    pytest.importorskip("shap")
+    names["explainer"] = DecompX.demo()
+    exec(beside, names)
 
 
 def test_readme_example_of_a_translator_runs() -> None:
