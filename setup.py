@@ -40,6 +40,7 @@ PACKAGES = [
     "decompx_fast.request",
     "decompx_fast.request.tasks",
     "decompx_fast.result",
+    "decompx_fast.summarize",
 ]
 
 PACKAGE_DIR = {"decompx_fast.kernels": "kernels"}

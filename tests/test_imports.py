@@ -80,6 +80,7 @@ MAY_IMPORT = {
     "calls": set(),
     "commands": set(),
     "interop": {"explainer", *BASE},
+    "summarize": {"summarize", "result", *BASE},
     "folder": {"result.file", *BASE},
     "bulk": {"bulk", "explainer", "folder", *BELOW_EXPLAINER},
     "evaluation": {"evaluation", "lazily", "folder", "explainer", *BELOW_EXPLAINER},
@@ -93,6 +94,7 @@ MAY_IMPORT = {
     "commands.similarity": {"explainer", "commands.outputs", "commands.explain", "commands.values", *BELOW_EXPLAINER},
     "ray": {"bulk", *BELOW_EXPLAINER},
     "commands.options": set(),
+    "commands.summarize": {"summarize", "bulk", "result", *BASE},
     "commands.bulk": {"bulk", "commands.options", "commands.values", *BELOW_EXPLAINER},
     "cli": {
         "explainer",
@@ -103,6 +105,7 @@ MAY_IMPORT = {
         "commands.process",
         "commands.options",
         "commands.similarity",
+        "commands.summarize",
         "commands.values",
         "commands.outputs",
         *BELOW_EXPLAINER,
