@@ -12,6 +12,7 @@ import torch
 from exactness import relative, spearman
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_models import LAYERS, random_model
 
 from decompx_fast import ops
 from decompx_fast.config import DecompXConfig
@@ -134,18 +135,18 @@ def test_forward_keeps_stages(stage_output):
 
 
 @pytest.mark.parametrize("variant", ["paper", "released"])
-@pytest.mark.parametrize("shape", synthetic.LAYERS)
+@pytest.mark.parametrize("shape", LAYERS)
 def test_forward_matches_reference_for_every_layer_shape(shape, variant):
-    linearization = synthetic.of_shape(shape, layers=2, n=5)
+    linearization = random_model(shape, layers=2, n=5, position=-1)
     gate, workspace_bytes = ("half", None) if variant == "paper" else ("value", TINY)
     for rule in RULES:
         config = DecompXConfig(bias=rule, variant=variant, gate=gate)
         check_same(linearization, config, workspace_bytes=workspace_bytes)
 
 
-@pytest.mark.parametrize("shape", synthetic.LAYERS)
+@pytest.mark.parametrize("shape", LAYERS)
 def test_forward_matches_reference_for_layer_shapes_with_groups_and_stages(shape):
-    linearization = synthetic.of_shape(shape, position=2)
+    linearization = random_model(shape, position=2, layers=3)
     groups = torch.tensor([[0, 1, 1, 0, 2, 2], [0, 0, 0, 1, 1, 2]])
     config = DecompXConfig(stages=("encoder",), activation="linear")
     check_same(linearization, config, sources=groups)
@@ -272,12 +273,12 @@ def test_forward_pads_attention_weights_for_kernels_alone(monkeypatch, backend, 
     assert set(strides) == {step}
 
 
-@pytest.mark.parametrize("shape", ["llama", "gemma", "parallel"])
+@pytest.mark.parametrize("shape", ["llama", "gemma", "parallel_causal"])
 def test_forward_through_kernels_matches_reference_for_layer_shapes(shape):
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    single = synthetic.of_shape(shape, n=4, layers=2, batch=1, dtype=torch.float32, device=device)
+    single = random_model(shape, n=4, layers=2, b=1, dtype=torch.float32, device=device, position=-1)
     ours = forward.attribute(single, DecompXConfig(), backend="triton").scores
-    exact = synthetic.of_shape(shape, n=4, layers=2, batch=1)
+    exact = random_model(shape, n=4, layers=2, b=1, position=-1)
     assert relative(ours.cpu(), reference.attribute(exact, DecompXConfig()).scores) < 1e-5
 
 

@@ -6,6 +6,7 @@ import pytest
 import synthetic
 import torch
 from exactness import relative
+from random_models import LAYERS, random_model
 
 from decompx_fast.config import DecompXConfig
 from decompx_fast.engines import reference
@@ -34,10 +35,10 @@ def test_forward_refuses_sources_that_are_not_numbered(sources):
         forward.attribute(synthetic.hugging_face(n=7), DecompXConfig(), sources=sources)
 
 
-@pytest.mark.parametrize("shape", synthetic.LAYERS)
+@pytest.mark.parametrize("shape", LAYERS)
 def test_forward_says_why_a_layer_shape_has_no_operator(shape):
     with pytest.raises(OptionError, match="path='operator' cannot be taken, since its layers are not"):
-        forward.attribute(synthetic.of_shape(shape), DecompXConfig(), path="operator")
+        forward.attribute(random_model(shape, position=-1, layers=3), DecompXConfig(), path="operator")
 
 
 def test_forward_refuses_an_unknown_path():
@@ -54,7 +55,7 @@ def test_forward_refuses_a_backend_that_is_not_there():
 @pytest.mark.parametrize("shape", ["bert", "gpt", "biased_branch_norms", "networks_only"])
 @pytest.mark.parametrize("positions", [(3,), (0, -1, 2), (5, 4, 3, 2, 1, 0)])
 def test_forward_gives_the_rows_of_any_positions(shape, config, positions):
-    model = synthetic.hugging_face() if shape == "bert" else synthetic.of_shape(shape)
+    model = synthetic.hugging_face() if shape == "bert" else random_model(shape, position=-1, layers=3)
     n = model.embedding.shape[1]
     config = DecompXConfig(**config, stage_output="vector")
     ours = forward.attribute(model, config, positions=positions)
@@ -67,9 +68,9 @@ def test_forward_gives_the_rows_of_any_positions(shape, config, positions):
 
 @pytest.mark.parametrize("stages", [("encoder",), ("aggregated",), ("pooler",), ("encoder", "aggregated", "pooler")])
 @pytest.mark.parametrize("output", ["norm", "vector"])
-@pytest.mark.parametrize("shape", ["bert", *synthetic.LAYERS])
+@pytest.mark.parametrize("shape", ["bert", *LAYERS])
 def test_forward_gives_stages_and_rows_together(shape, output, stages):
-    model = synthetic.hugging_face() if shape == "bert" else synthetic.of_shape(shape)
+    model = synthetic.hugging_face() if shape == "bert" else random_model(shape, position=-1, layers=3)
     config = DecompXConfig(stages=stages, stage_output=output)
     ours, theirs = forward.attribute(model, config, positions=(0, -1, 2)), reference.attribute(model, config)
     whole = reference.attribute(model, config.replace(stages=("encoder",))).stages[f"encoder.{model.num_layers - 1}"]
@@ -89,6 +90,6 @@ def test_forward_takes_all_positions_where_rows_would_cost_more(monkeypatch):
 
 @pytest.mark.parametrize("positions", [(6,), (-7,), (1.0,), (True,), ("0",)])
 def test_forward_refuses_positions_that_do_not_exist(positions):
-    model = synthetic.of_shape("gpt", n=6)
+    model = random_model("gpt", n=6, position=-1, layers=3)
     with pytest.raises(InputError, match="whole numbers from -6 to 5 for 6 tokens"):
         forward.attribute(model, DecompXConfig(), positions=positions)
