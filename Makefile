@@ -26,7 +26,8 @@ test: .venv/installed-test  ## run the tests
 
 # Where a processor's kind decides what is computed how. What this one has not runs lowered to AVX2.
 LEVELS := portable avx2 avx512 avx512_bf16
-LEVEL_TESTS := tests/test_native.py tests/test_mixing_masks.py tests/test_plan.py tests/test_forward.py
+LEVEL_TESTS := tests/test_native.py tests/test_native_library.py tests/test_mixing_masks.py tests/test_plan.py \
+	tests/test_forward.py tests/test_forward_asked.py
 WAY_TESTS := tests/test_products.py tests/test_plan.py tests/test_forward.py
 
 test-levels: .venv/installed-test  ## run the tests of what depends on the processor as each kind of it would

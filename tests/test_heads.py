@@ -8,6 +8,7 @@ from typing import Any
 import naive_heads
 import pytest
 import torch
+from exactness import close
 from models import randomize, token_ids
 from naive_heads import Step
 from torch import Tensor, nn
@@ -146,10 +147,6 @@ def by_definition(model: nn.Module, ids: Tensor, case: Case, terms: Terms, confi
         scores = naive_heads.terms(x, true, case.steps(model), config, positions, terms.outputs[item].tolist())
         found.append(torch.from_numpy(scores) @ terms.columns[item].T)
     return torch.stack(found)
-
-
-def close(found: Tensor, expected: Tensor) -> bool:
-    return bool((found - expected).abs().max() < 1e-10 * expected.abs().max())
 
 
 def test_every_kind_of_head_has_a_case():
