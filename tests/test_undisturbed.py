@@ -140,7 +140,7 @@ def test_errors_leave_nothing_behind(monkeypatch, engine, error):
     before = snapshot(model)
     explainer = DecompX(model, engine=engine, **ENGINES[engine])
     for place in (
-        "decompx_fast.linearize.families.parts.activation_name",
+        "decompx_fast.linearize.reading.parts.activation_name",
         "decompx_fast.linearize.linearization.HuggingFaceLinearization._check",
         "decompx_fast.linearize.recomputed.linearize_head",
         "decompx_fast.engines." + (engine if engine == "reference" else f"{engine}.run") + ".attribute",
