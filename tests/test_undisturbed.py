@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 
-import explainers
 import pytest
 import torch
 from explainers import ENGINES, EXACT
@@ -12,18 +11,6 @@ from models import TEXTS, classifier, snapshot
 
 from decompx_fast import DecompX
 from decompx_fast.errors import InputError, UnsupportedModelError
-
-
-@pytest.fixture(scope="module")
-def bert() -> DecompX:
-    return explainers.bert(64)
-
-
-@pytest.fixture(scope="module")
-def bare() -> DecompX:
-    """Without a tokenizer, for token ids."""
-    return explainers.bare()
-
 
 # The caller's settings.
 

@@ -116,3 +116,6 @@ FAMILIES = {
     **SOUNDS,
     **ENCODER_DECODERS,
 }
+
+#: Models with two heads: a masked language model, and whether a sentence follows. ELECTRA's has one.
+TWO_HEADED = tuple(name for name in FAMILIES if name.endswith("ForPreTraining") and name not in electra.FAMILIES)
