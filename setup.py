@@ -34,6 +34,7 @@ PACKAGES = [
     "decompx_fast.kernels",
     "decompx_fast.linearize",
     "decompx_fast.linearize.families",
+    "decompx_fast.linearize.reading",
     "decompx_fast.models",
     "decompx_fast.ops",
     "decompx_fast.ops.backends",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers is imported, which reads it once
 
@@ -76,3 +77,27 @@ def explain(capsys: pytest.CaptureFixture[str], cli_folder: str) -> Callable[...
         return code, captured.out, captured.err
 
     return run
+
+
+@pytest.fixture(scope="module")
+def bert() -> Any:
+    """An explainer of three classes with BERT's tokenizer, of 64 positions."""
+    import explainers
+
+    return explainers.bert(64)
+
+
+@pytest.fixture(scope="module")
+def roberta() -> Any:
+    """An explainer of two classes with a byte-level tokenizer, of 64 positions."""
+    import explainers
+
+    return explainers.roberta(64)
+
+
+@pytest.fixture(scope="module")
+def bare() -> Any:
+    """An explainer without a tokenizer, for token ids."""
+    import explainers
+
+    return explainers.bare()

@@ -146,7 +146,7 @@ def test_forward_matches_reference_for_every_layer_shape(shape, variant):
 
 @pytest.mark.parametrize("shape", LAYERS)
 def test_forward_matches_reference_for_layer_shapes_with_groups_and_stages(shape):
-    linearization = random_model(shape, position=2, layers=3)
+    linearization = random_model(shape, n=6, layers=3, position=2)
     groups = torch.tensor([[0, 1, 1, 0, 2, 2], [0, 0, 0, 1, 1, 2]])
     config = DecompXConfig(stages=("encoder",), activation="linear")
     check_same(linearization, config, sources=groups)

@@ -18,6 +18,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "decompx_fast"
 
 BASE = {"bias_rules", "config", "errors", "activations", "optional"}
+#: What a model is described with: nothing that runs one.
+READS = {"linearize.readers", "linearize.spec", "linearize.terms"}
 BELOW_EXPLAINER = {*BASE, "result", "request", "kernels", "ops", "linearize", "models", "engines"}
 
 # What each part of the package may import of the package. The parts are modules and folders of decompx_fast.
@@ -35,6 +37,8 @@ MAY_IMPORT = {
     "kernels": {"kernels"},
     "ops": {"ops", "kernels", *BASE},
     "linearize": {"linearize", *BASE},
+    "linearize.reading": {*READS, "linearize.reading", *BASE},
+    "linearize.families": {*READS, "linearize.reading", "linearize.families", *BASE},
     "models": {"models", "linearize", *BASE},
     "engines": {"engines", "ops", "linearize.layer", *BASE},
     "result": {"result", *BASE},
@@ -217,6 +221,8 @@ def test_every_folder_with_code_is_read() -> None:
         ("decompx_fast/result/explanation.py", "from ..request.targets import Targets"),
         ("decompx_fast/request/targets.py", "from ..linearize.spec import Affine"),
         ("decompx_fast/linearize/a.py", "from transformers import BertModel"),
+        ("decompx_fast/linearize/families/a.py", "from ..linearization import linearize"),
+        ("decompx_fast/linearize/reading/a.py", "from ..families.bert import bert_layer"),
         ("decompx_fast/result/render.py", "from ..engines.forward.plan import *"),
         ("decompx_fast/explainer.py", "from transformers import AutoModel"),
         ("decompx_fast/explainer.py", "from .cli import main"),

@@ -151,7 +151,7 @@ def test_an_error_leaves_nothing_behind(monkeypatch, where, error):
     if where == "model":
         model.bert.encoder.layer[1].output.dense.forward = raises(error)
     elif where == "describe":
-        monkeypatch.setattr("decompx_fast.linearize.families.parts.activation_name", raises(error))
+        monkeypatch.setattr("decompx_fast.linearize.reading.parts.activation_name", raises(error))
     elif where == "check":
         monkeypatch.setattr(registry.HuggingFaceLinearization, "_check", raises(error))
     else:

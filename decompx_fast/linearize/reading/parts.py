@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any, Literal
 
-import torch
 from torch import Tensor, nn
 
 from ...errors import UnsupportedModelError
@@ -15,7 +13,6 @@ from ..readers import affine, convolution, embedding_module, layer_norm, own_lay
 from ..spec import (
     Affine,
     AttentionSpec,
-    Context,
     ConvolutionSpec,
     FeedForwardSpec,
     HeadStepSpec,
@@ -23,7 +20,9 @@ from ..spec import (
     LayerSpec,
     ModelSpec,
     NormSpec,
+    OpSpec,
     Positions,
+    SublayerSpec,
 )
 from ..terms import Pooled
 
@@ -95,6 +94,10 @@ class Parts:
     def below(self, path: str) -> Parts:
         """The parts of a part, or these where the path is empty."""
         return Parts(self[path], self._path(path), self.width) if path else self
+
+    def each(self, path: str) -> list[Parts]:
+        """The parts of each of a list of modules."""
+        return [self.below(f"{path}.{number}") for number in range(len(self[path]))]
 
     def affine(self, path: str, features: int | None = None) -> Affine:
         """A linear map of ``features`` inputs, ``d`` of them by default."""
@@ -185,6 +188,21 @@ class Parts:
         return f"{self.name}.{path}" if self.name else path
 
 
+def whole(model: Module, path: str = "", width: int | None = None) -> Parts:
+    """The parts of a model, or of what it holds at a path; ``width`` where its configuration calls that otherwise."""
+    return Parts(model, "", width or model.config.hidden_size).below(path)
+
+
+def pre_norm(attend: OpSpec, feed: OpSpec, first: NormSpec | None, second: NormSpec | None) -> LayerSpec:
+    """Norm, attention, add; norm, network, add."""
+    return SublayerSpec((attend,), pre_norm=first), SublayerSpec((feed,), pre_norm=second)
+
+
+def post_norm(attend: OpSpec, feed: OpSpec, first: NormSpec | None, second: NormSpec | None) -> LayerSpec:
+    """Attention, add and norm; network, add and norm."""
+    return SublayerSpec((attend,), post_norm=first), SublayerSpec((feed,), post_norm=second)
+
+
 def model_spec(
     layers: list[Parts],
     describe_layer: Callable[[Parts], LayerSpec],
@@ -228,6 +246,41 @@ def stacked(
     return modules, tuple(specs), (*modules[:-1], final_norm[0])
 
 
+def stack(
+    parts: Parts,
+    layers: str,
+    describe_layer: Callable[[Parts], LayerSpec],
+    *,
+    limits: InputLimits,
+    head: tuple[HeadStepSpec, ...] = (),
+    read: Read = 0,
+    norm: str | None = None,
+    read_norm: Callable[[Parts, str], NormSpec] = Parts.norm,
+    in_float32: bool = False,
+    in_place: bool = False,
+) -> ModelSpec:
+    """The layers of an encoder or a decoder, and the norm after them, all by their paths.
+
+    Args:
+        parts: of it.
+        layers: the path of its layers.
+        describe_layer: reads one.
+        norm: the path of the final norm, if there is one.
+        read_norm: how that is read.
+        limits, head, read, in_float32, in_place: as :class:`..spec.ModelSpec` has them.
+    """
+    spec = model_spec(
+        parts.each(layers),
+        describe_layer,
+        head,
+        limits,
+        read=read,
+        final_norm=None if norm is None else (parts[norm], read_norm(parts, norm)),
+        in_float32=in_float32,
+    )
+    return replace(spec, in_place=in_place)
+
+
 def embedding_limits(
     embeddings: Parts,
     words: str = "word_embeddings",
@@ -258,61 +311,3 @@ def embedding_limits(
     if stored is not None:
         most = stored.num_embeddings - (0 if stored.padding_idx is None else stored.padding_idx + 1)
     return InputLimits(most, sizes)
-
-
-def added_positions(name: str) -> Callable[[Tensor, Tensor, Context], tuple[Tensor, Tensor, Tensor | None]]:
-    """Relative positions that the model computes once and hands to each layer as the argument ``name``."""
-    return partial(_added_positions, name=name)
-
-
-def _added_positions(query: Tensor, key: Tensor, context: Context, *, name: str) -> tuple[Tensor, Tensor, Tensor]:
-    return query, key, context[name].to(query.dtype)
-
-
-def rotary_positions(query: Tensor, key: Tensor, context: Context) -> tuple[Tensor, Tensor, None]:
-    """Rotary positions whose cosines and sines ``[b, i, r]`` the model hands to each layer; halves are rotated, of the
-    first ``r`` numbers of a head."""
-    cos, sin = (part.unsqueeze(1) for part in context["position_embeddings"])
-    query, key = (_rotate_first(x, cos.to(x.dtype), sin.to(x.dtype)) for x in (query, key))
-    return query, key, None
-
-
-def rotary_positions_in_float32(query: Tensor, key: Tensor, context: Context) -> tuple[Tensor, Tensor, None]:
-    """The same for models that round queries and keys to float32 first, whatever they compute in."""
-    cos, sin = (part.unsqueeze(1) for part in context["position_embeddings"])
-    query, key = ((x.float() * cos + _rotated(x.float()) * sin).to(x.dtype) for x in (query, key))
-    return query, key, None
-
-
-def interleaved_rotary_positions(query: Tensor, key: Tensor, context: Context) -> tuple[Tensor, Tensor, None]:
-    """Rotary positions as RoFormer has them: pairs of neighbours are rotated, by ``sinusoidal_pos`` ``[.., i, v]``."""
-    sin, cos = (
-        part.repeat_interleave(2, dim=-1).to(query.dtype) for part in context["sinusoidal_pos"].chunk(2, dim=-1)
-    )
-    query, key = (x * cos + torch.stack((-x[..., 1::2], x[..., ::2]), dim=-1).flatten(-2) * sin for x in (query, key))
-    return query, key, None
-
-
-def paired_rotary_positions(query: Tensor, key: Tensor, context: Context) -> tuple[Tensor, Tensor, None]:
-    """Rotary positions as GPT-J has them: of the first ``2 r`` numbers of a head pairs of neighbours are rotated, by
-    the sines and cosines ``[b, i, r]`` that the model hands to each layer."""
-    sin, cos = (part.unsqueeze(1).repeat_interleave(2, dim=-1) for part in context["position_embeddings"])
-    query, key = (_rotate_pairs(x, cos.to(x.dtype), sin.to(x.dtype)) for x in (query, key))
-    return query, key, None
-
-
-def _rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    turned, kept = x[..., : cos.shape[-1]], x[..., cos.shape[-1] :]
-    turned = turned * cos + torch.stack((-turned[..., 1::2], turned[..., ::2]), dim=-1).flatten(-2) * sin
-    return torch.cat((turned, kept), dim=-1)
-
-
-def _rotate_first(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    turned, kept = x[..., : cos.shape[-1]], x[..., cos.shape[-1] :]
-    turned = turned * cos + _rotated(turned) * sin
-    return torch.cat((turned, kept), dim=-1) if kept.shape[-1] else turned
-
-
-def _rotated(x: Tensor) -> Tensor:
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat((-second, first), dim=-1)

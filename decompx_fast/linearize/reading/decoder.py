@@ -1,4 +1,4 @@
-"""What decoders have in common: a final norm, and the heads that transformers puts on each of them."""
+"""What decoders have in common: the heads that transformers puts on each of them."""
 
 from __future__ import annotations
 
@@ -10,47 +10,15 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ..spec import HeadStepSpec, InputLimits, LayerSpec, ModelSpec, NormSpec
+from ..spec import HeadStepSpec, ModelSpec
 from .heads import BARE, SPANS, HeadKind, linear, with_head
-from .parts import Module, Parts, model_spec
+from .parts import Module, Parts
 
 #: What a decoder's file describes: its layers, from the parts of the model without a head.
 Body = Callable[[Parts], ModelSpec]
 
 #: The heads: classes of the last token, the next token at each position, the last token's state.
 CLASSES, NEXT, STATE = linear("score"), linear("lm_head"), replace(BARE, read=-1)
-
-
-def stack(
-    parts: Parts,
-    layers: str,
-    describe_layer: Callable[[Parts], LayerSpec],
-    *,
-    norm: str | None,
-    limits: InputLimits,
-    read_norm: Callable[[Parts, str], NormSpec] = Parts.norm,
-    in_float32: bool = False,
-    in_place: bool = False,
-) -> ModelSpec:
-    """The layers of a decoder and the norm after them.
-
-    Args:
-        parts: of the model without a head.
-        layers: the path of its layers.
-        describe_layer: reads one.
-        norm: the path of the final norm.
-        read_norm: how that is read.
-        limits, in_float32, in_place: as :class:`..spec.ModelSpec` has them.
-    """
-    spec = model_spec(
-        [parts.below(f"{layers}.{number}") for number in range(len(parts[layers]))],
-        describe_layer,
-        (),
-        limits,
-        final_norm=None if norm is None else (parts[norm], read_norm(parts, norm)),
-        in_float32=in_float32,
-    )
-    return replace(spec, in_place=in_place)
 
 
 def heads(
@@ -105,7 +73,7 @@ def classifier(model: Module, layers: ModelSpec, head: tuple[HeadStepSpec, ...])
 
     Args:
         model: the whole.
-        layers: of it, as :func:`stack` describes them.
+        layers: of it, as :func:`.parts.stack` describes them.
         head: the steps from the state to the logits.
     """
     return replace(layers, head=head, read=last_token(model), prepare=without_padding)

@@ -35,8 +35,7 @@ class Stack:
 
     def read(self) -> tuple[tuple[nn.Module, ...], tuple[LayerSpec, ...], tuple[nn.Module, ...]]:
         """As :func:`.parts.stacked` has it."""
-        layers = [self.parts.below(f"{self.layers}.{number}") for number in range(len(self.parts[self.layers]))]
-        return stacked(layers, self.describe, self.norm)
+        return stacked(self.parts.each(self.layers), self.describe, self.norm)
 
 
 def joined(encoder: Stack, decoder: Stack, *, positions: int | None, in_float32: bool = False) -> ModelSpec:
