@@ -107,13 +107,13 @@ class AdjointPlan(PlanText):
     def _flops_back(self) -> tuple[int, int]:
         """Of the attention weights for directions that are pulled together, and of one direction's pull-back.
 
-        Rows that are read are taken to be the last ones. Of a causal model nothing comes back to what is after them, and
-        of the last layer nothing is pulled through but they.
+        Rows that are read are taken to be the last ones. Of a causal model nothing comes back to what is after them,
+        and of the last layer nothing is pulled through but they.
         """
         s = self.shape
         mixed, values = s.heads * s.head_size, s.kv_heads * s.head_size
         causal = s.masked and all(mask.causal for mask in s.masks)
-        # What is pulled together reads neighbouring rows: each time as many, and up to the middle of all on the average.
+        # What is pulled together reads neighbouring rows: each time as many, and on the average those in the middle.
         rows = -(-s.rows // self._runs)
         n = self.n - max(s.rows // self.batch - rows, 0) // 2 if causal else self.n
         networks = s.networks if self.config.ffn else 0

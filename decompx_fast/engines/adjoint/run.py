@@ -95,8 +95,8 @@ def attribute(
     x = linearization.embedding
     tape = Tape(linearization, config, checkpoint_every, terms)
     wanted = Wanted.of(tape.head, terms, config.bias_token_split, x)
-    at_once = directions_at_once(*x.shape, x.element_size(), linearization.num_layers)
-    parts = list(blocks(wanted.count, at_once))
+    b, n, d = x.shape
+    parts = list(blocks(wanted.count, directions_at_once(b, n, d, x.element_size(), linearization.num_layers)))
     conditioning = Conditioning(x.dtype, model_dtype=model_dtype_of(linearization))
     found = (
         _pull(tape, wanted.pulled(part), x, config, conditioning, sites=sites, first=n == 0, last=n == len(parts) - 1)
