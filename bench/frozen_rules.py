@@ -16,8 +16,6 @@ for a softmax is ``W[z]``, a mean of the softmax's Jacobian ``J(s z)`` at some s
 
     frozen     a v                                  all to the values: the rule of the engines
     local      (a - W[z]) v  +  W[z] v,             W = J(z) / 2: half of the softmax's own gradient
-    way        the same with W = integral over t of J(t z) / 2: half of what the logits make of the weights, from equal
-               ones on
     path       the same with W = integral over t of 2 t^2 J(t^2 z): Aumann and Shapley's values of q, k and v
     lrp        a v / 2  +  J(z)[z] v / 2            AttnLRP's: what the softmax has besides its gradient is left out
     halved     a v / 2                              half of the values', and nothing by way of the logits
@@ -46,7 +44,7 @@ from decompx_fast.linearize.spec import AttentionSpec, Context, FeedForwardSpec,
 #: Of Gauss-Legendre quadrature, and where ``(act(g) - I(g)) / g`` is its limit, ``g act'(0) / 2``.
 NODES, SMALL = 8, 1e-3
 
-AttentionRule = Literal["frozen", "local", "way", "path", "lrp", "halved"]
+AttentionRule = Literal["frozen", "local", "path", "lrp", "halved"]
 
 
 @dataclass(frozen=True)
@@ -123,7 +121,6 @@ def _by_logits(pattern: AttentionPattern, key: Tensor, rule: AttentionRule) -> T
     of_rule = {
         "local": [(1.0, 0.5)],
         "lrp": [(1.0, 0.5)],
-        "way": [(0.5 + t, 0.5 * w) for t, w in zip(nodes, parts, strict=True)],
         "path": [((0.5 + t) ** 2, 2 * (0.5 + t) ** 2 * w) for t, w in zip(nodes, parts, strict=True)],
     }
     if rule not in of_rule:

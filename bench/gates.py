@@ -4,14 +4,15 @@
 
 The embedded language model reads texts that people wrote (movie reviews, editorials, product reviews) up to their last
 four tokens, which are the output that is explained. Then the most, or the least, important 20 or 50 % of the prompt's
-tokens are taken out, and the log-probability of the output is looked at. Rules that no engine has are tried on half of
-the texts, those for development. What is done is kept in the folder, text by text, so that a run that ended early goes
-on where it was; methods that run the model dozens of times come last, and on fewer texts.
+tokens are taken out, and the log-probability of the output is looked at. Rules that no engine has are tried on some of
+the texts, those for development; methods that run the model dozens of times are computed on some, too. What is done is
+kept in the folder, text by text, so that a run that ended early goes on where it was.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import hashlib
 import json
 import random
@@ -38,6 +39,7 @@ from attributions import (
 )
 from frozen_rules import Rules, with_rules
 from torch import nn
+from transformers import LlamaForCausalLM
 
 from decompx_fast import DecompX
 from decompx_fast.evaluation.bootstrap import Estimate, bootstrap_means, estimate
@@ -55,6 +57,7 @@ SOURCES = {
 #: Tokens of the output, and of a text as a whole, where it is cut; how many texts are explained together.
 OUTPUT, LENGTH = 4, 24
 TOGETHER = 8
+DEVELOPMENT = 128  # every other batch of so many
 PERCENTS = (20, 50)
 SEED = 0
 
@@ -82,7 +85,6 @@ METHODS = {
     "random": Method(random_scores),
     "gate path": tried(Rules(gate="path")),
     "attention local": tried(Rules(attention="local")),
-    "attention way": tried(Rules(attention="way")),
     "attention path": tried(Rules(attention="path")),
     "attention halved": tried(Rules(attention="halved")),
     "integrated gradients": Method(integrated_gradients, on="few"),
@@ -91,8 +93,17 @@ METHODS = {
 
 
 def for_development(number: int) -> bool:
-    """Whether the text of this number is: every other batch is."""
-    return number // TOGETHER % 2 == 0
+    """Whether the text of this number is: every other batch of the first ones is."""
+    return number < DEVELOPMENT and number // TOGETHER % 2 == 0
+
+
+def judge_of(model: LlamaForCausalLM) -> nn.Module:
+    """A copy in half the precision but for its head, in half the time; its rounding is the same for all methods."""
+    judge = copy.deepcopy(model)
+    judge.lm_head.weight = nn.Parameter(model.lm_head.weight.detach().clone(), requires_grad=False)
+    judge.model.to(torch.bfloat16)
+    judge.lm_head.register_forward_pre_hook(lambda _, states: (states[0].float(),))
+    return judge
 
 
 def texts(count: int) -> list[tuple[str, str]]:
@@ -123,9 +134,11 @@ def said_of(ids: Sequence[Sequence[int]]) -> Said:
     return Said(texts_ids[:, :-OUTPUT], texts_ids[:, -OUTPUT:])
 
 
-def measure(model: nn.Module, ids: Sequence[Sequence[int]], names: Sequence[str]) -> list[dict[str, dict[str, Any]]]:
-    """Of each text and method what is lost, ``[level]``, while the most and the least important tokens are taken
-    out."""
+def measure(
+    model: nn.Module, judge: nn.Module, ids: Sequence[Sequence[int]], names: Sequence[str]
+) -> list[dict[str, dict[str, Any]]]:
+    """Of each text and method what is lost, ``[level]``, while the most and the least important tokens are taken out:
+    in what ``judge`` says, which is ``model`` in a precision that is enough for that."""
     found: list[dict[str, dict[str, Any]]] = [{} for _ in ids]
     orders: list[dict[str, list[int]]] = [{} for _ in ids]
     n = LENGTH - OUTPUT
@@ -141,7 +154,7 @@ def measure(model: nn.Module, ids: Sequence[Sequence[int]], names: Sequence[str]
         others = {name: [_left(order[::-1], p) for p in PERCENTS] for name, order in of_text.items()}
         whole = tuple(range(n))
         asked = {one for some in (parts, others) for each in some.values() for one in each}
-        values = judged(model, text, {whole, *asked})
+        values = judged(judge, text, {whole, *asked})
         for name in names:
             own[name] = {
                 which: [values[whole] - values[one] for one in some[name]]
@@ -155,20 +168,20 @@ def _left(order: Sequence[int], percent: int) -> tuple[int, ...]:
     return tuple(sorted(order[count_of(percent, len(order)) :]))
 
 
-def judged(model: nn.Module, ids: Sequence[int], parts: set[tuple[int, ...]]) -> dict[tuple[int, ...], float]:
+def judged(judge: nn.Module, ids: Sequence[int], parts: set[tuple[int, ...]]) -> dict[tuple[int, ...], float]:
     """The log-probability of a text's output after each part of its prompt."""
     fed, output = torch.tensor(ids[:-1]), torch.tensor(ids[-OUTPUT:])
     tail = range(LENGTH - OUTPUT, LENGTH - 1)
     found: dict[tuple[int, ...], float] = {}
     for _, alike in groupby(sorted(parts, key=len), key=len):  # of one length, so that there is no padding
         places = list(alike)
-        values = log_probabilities(model, [fed[[*one, *tail]] for one in places], output)
+        values = log_probabilities(judge, [fed[[*one, *tail]] for one in places], output)
         found |= dict(zip(places, values.tolist(), strict=True))
     return found
 
 
 def run(
-    model: nn.Module,
+    model: LlamaForCausalLM,
     asked: Sequence[tuple[str, list[int]]],
     names: Mapping[str, Sequence[int]],
     work: Path,
@@ -182,7 +195,8 @@ def run(
     """
     work.mkdir(parents=True, exist_ok=True)
     begun = time.monotonic()
-    with frozen(model):
+    judge = judge_of(model)
+    with frozen(model), frozen(judge):
         for first in range(0, len(asked), TOGETHER):
             numbers = range(first, min(first + TOGETHER, len(asked)))
             known = [_known(work / f"{number:04d}.json", *asked[number]) for number in numbers]
@@ -192,7 +206,7 @@ def run(
                 continue
             if time.monotonic() - begun > limit_s:
                 return False
-            found = measure(model, [asked[number][1] for number in numbers], left)
+            found = measure(model, judge, [asked[number][1] for number in numbers], left)
             for number, one, more in zip(numbers, known, found, strict=True):
                 text = json.dumps({**one, "methods": one["methods"] | more})
                 atomic_write(work / f"{number:04d}.json", lambda temporary, text=text: Path(temporary).write_text(text))
@@ -225,10 +239,7 @@ def main() -> None:
         "development": [number for number in range(len(asked)) if for_development(number)],
         "few": range(min(given.dear, len(asked))),
     }
-    begun, done = time.monotonic(), True
-    for some in on:  # the cheap ones first
-        names = {name: on[some] for name in given.methods if METHODS[name].on == some}
-        done &= run(explainer.model, asked, names, given.work, given.limit - (time.monotonic() - begun))
+    done = run(explainer.model, asked, {name: on[METHODS[name].on] for name in given.methods}, given.work, given.limit)
     rows = {int(path.stem): json.loads(path.read_text()) for path in sorted(given.work.glob("*.json"))}
     given.out.write_text(report(rows), encoding="utf-8")
     print(f"{len(rows)} of {len(asked)} texts" + ("" if done else ": run it again to go on"))
@@ -253,14 +264,15 @@ def report(rows: Mapping[int, Mapping[str, Any]]) -> str:
         "mean over these levels, with 95 % intervals from a bootstrap of texts. A faithful method has a large fall for "
         "the most and a small one for the least important; the last column is the difference of the two less that of "
         f'*{DEFAULT}* (with its default, `gate="half"`) on the same texts, of which the second column says how '
-        "many there are: the methods that run the model dozens of times were computed on fewer.",
+        "many there are: the methods that run the model dozens of times were computed on fewer. What is left of a text "
+        "is judged with layers in bfloat16.",
         "",
         *table(rows, [name for name, method in METHODS.items() if method.on != "development"], numbers),
         "",
         "## Rules tried on the texts for development",
         "",
         "Rules that no engine has, by automatic differentiation (`bench/frozen_rules.py` has their formulas), and the "
-        "methods above on the same texts, every other batch of eight.",
+        f"methods above on the same texts, every other batch of {TOGETHER} of the first {DEVELOPMENT}.",
         "",
         *table(rows, [name for name in METHODS if METHODS[name].on != "few"], list(filter(for_development, numbers))),
     ]

@@ -34,7 +34,7 @@ from attributions import (
 )
 from cause_tasks import BEGIN, TASKS, VOCABULARY, WORDS, Batch, Task, plants
 from frozen_rules import Rules, with_rules
-from torch import Tensor, nn
+from torch import nn
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
@@ -44,7 +44,7 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from decompx_fast.evaluation.bootstrap import bootstrap_means, estimate
+from decompx_fast.evaluation.bootstrap import Estimate, bootstrap_means, estimate
 from decompx_fast.result.file import atomic_write
 
 D, LAYERS, HEADS, F = 64, 2, 4, 128
@@ -65,9 +65,9 @@ def _bert(classes: int) -> nn.Module:
 
 
 MODELS: dict[str, Callable[[int], nn.Module]] = {
+    "BERT": _bert,
     "Llama": lambda _: LlamaForCausalLM(LlamaConfig(**_COMMON, **_DECODER)),
     "Qwen2": lambda _: Qwen2ForCausalLM(Qwen2Config(**_COMMON, **_DECODER)),
-    "BERT": _bert,
 }
 
 DEFAULT, NO_BIAS = "DecompX", "DecompX, no bias"
@@ -116,17 +116,13 @@ class Case:
 
 def cases(models: Sequence[str], seeds: int) -> list[Case]:
     """All that is to be trained: tasks, and plants of the strength that is shown first; then those of the others."""
-    found = []
-    for seed in range(seeds):
-        found += [Case(model, task, seed) for model in models for task in TASKS]
-        found += [Case("BERT", task, seed, STRENGTH) for task in plants(STRENGTH) if "BERT" in models]
-    for seed in range(seeds):
-        for strength in (one for one in STRENGTHS if one != STRENGTH and "BERT" in models):
-            found += [Case("BERT", task, seed, strength) for task in plants(strength)]
-    return found
+    found = [Case(model, task, seed) for model in models for seed in range(seeds) for task in TASKS]
+    strengths = sorted(STRENGTHS, key=lambda strength: strength != STRENGTH) if "BERT" in models else ()
+    planted = [(seed, strength) for strength in strengths for seed in range(seeds)]
+    return found + [Case("BERT", task, seed, strength) for seed, strength in planted for task in plants(strength)]
 
 
-def outputs_at(model: nn.Module, batch: Batch) -> Tensor:
+def outputs_at(model: nn.Module, batch: Batch) -> torch.Tensor:
     """The outputs ``[b, q, C]`` where answers are read."""
     return logits_of(model, 2 * len(batch.places) - 1, input_ids=batch.ids)[:, ::2]
 
@@ -164,8 +160,7 @@ def measure(case: Case, model: nn.Module) -> dict[str, Any]:
     """Each method on texts that were not trained on, of those that the model answers as the causes say.
 
     Returns:
-        ``accuracy``; and by method, for each text, ``mass``: the causes' share of all magnitudes, and ``first``:
-        whether they are all before every other token. With ``no_bias``: how far its scores are from the default's.
+        ``accuracy``; ``causes`` ``[b, s]``; and ``scores`` by method, ``[b, i]``.
     """
     batch = case.drawn(TEXTS, 1, 10**6 - 1)
     with torch.no_grad():
@@ -173,25 +168,10 @@ def measure(case: Case, model: nn.Module) -> dict[str, Any]:
     texts = right.nonzero()[:, 0]
     others = None if batch.opposite is None else batch.opposite[texts, 0]
     said = Said(batch.ids[texts], batch.answers[texts], "mean" if others is None else "other", others)
-    found: dict[str, Any] = {}
-    scores = {}
     with frozen(model):
-        for name in (one for one in METHODS if one not in WITHOUT[case.model]):
-            scores[name] = METHODS[name](model, said)
-            size, causes = scores[name].abs(), batch.causes[texts, 0]
-            own, rest = size.gather(1, causes), size.scatter(1, causes, 0.0)
-            share = own.sum(1) / size.sum(1)
-            found[name] = {"mass": share.tolist(), "first": (own.amin(1) > rest.amax(1)).double().tolist()}
-    measured = {"accuracy": right.double().mean().item(), "methods": found}
-    return measured | ({"no_bias": between(scores[DEFAULT], scores[NO_BIAS])} if NO_BIAS in scores else {})
-
-
-def between(shared: Tensor, none: Tensor) -> dict[str, float]:
-    """How far scores without biases are from those with each bias shared; medians over the texts."""
-    gap = (shared - none).abs().sum(1) / shared.abs().sum(1)
-    together = torch.stack([torch.corrcoef(torch.stack(pair))[0, 1] for pair in zip(shared, none, strict=True)])
-    same = (shared.abs().argmax(1) == none.abs().argmax(1)).double()
-    return {"gap": gap.median().item(), "correlation": together.median().item(), "same": same.mean().item()}
+        methods = [name for name in METHODS if name not in WITHOUT[case.model]]
+        scores = {name: METHODS[name](model, said).tolist() for name in methods}
+    return {"accuracy": right.double().mean().item(), "causes": batch.causes[texts, 0].tolist(), "scores": scores}
 
 
 def run(asked: Sequence[Case], work: Path, limit_s: float) -> dict[Case, dict[str, Any]]:
@@ -209,14 +189,26 @@ def run(asked: Sequence[Case], work: Path, limit_s: float) -> dict[Case, dict[st
     return found
 
 
-def resampled(values: Sequence[Sequence[float]]) -> np.ndarray:
+def resampled(values: Sequence[np.ndarray]) -> np.ndarray:
     """Means ``[resamples]`` over models drawn with replacement, and over texts of each, drawn too.
 
     Source: Davison & Hinkley, Bootstrap Methods and Their Application, 1997, section 3.8.
     """
-    by_model = np.stack([bootstrap_means(np.array(one)[:, None], seed=n)[:, 0] for n, one in enumerate(values)])
+    by_model = np.stack([bootstrap_means(one[:, None], seed=n)[:, 0] for n, one in enumerate(values)])
     draws = np.random.default_rng(SEED).integers(len(values), size=(by_model.shape[1], len(values)))
     return by_model[draws, np.arange(len(draws))[:, None]].mean(1)
+
+
+def shown_of(scores: np.ndarray, causes: np.ndarray) -> dict[str, np.ndarray]:
+    """What is shown of scores ``[b, i]`` where the causes are at ``[b, s]``, for each text, ``[b]``."""
+    size = np.abs(scores)
+    own, rest = np.take_along_axis(size, causes, 1), size.copy()
+    np.put_along_axis(rest, causes, 0.0, 1)
+    return {
+        "mass": own.sum(1) / size.sum(1),
+        "first": (own.max(1) > rest.max(1)).astype(float),
+        "all first": (own.min(1) > rest.max(1)).astype(float),
+    }
 
 
 @dataclass(frozen=True)
@@ -226,11 +218,29 @@ class Column:
     title: str
     measured: Sequence[dict[str, Any]]
 
-    def found(self, method: str, which: str) -> dict[str, float]:
-        """The mean of ``mass`` or ``first``, with its interval."""
-        values = [one["methods"][method][which] for one in self.measured]
-        mean = np.array([np.mean(one) for one in values])
-        return estimate(mean, resampled(values))._asdict()
+    @property
+    def cells(self) -> list[str]:
+        """What is shown: with one cause, all are before the others where one is."""
+        several = len(self.measured[0]["causes"][0]) > 1
+        return ["mass", "first", "all first"] if several else ["mass", "first"]
+
+    def found(self, method: str, which: str) -> Estimate:
+        """A mean, with its interval."""
+        values = [shown_of(np.array(one["scores"][method]), np.array(one["causes"]))[which] for one in self.measured]
+        return estimate(np.array([one.mean() for one in values]), resampled(values))
+
+    def between_rules(self) -> str:
+        """How far scores without biases are from those with each bias shared."""
+        gaps, correlations, same = [], [], []
+        for one in self.measured:
+            shared, none = np.array(one["scores"][DEFAULT]), np.array(one["scores"][NO_BIAS])
+            gaps += (np.abs(shared - none).sum(1) / np.abs(shared).sum(1)).tolist()
+            correlations += [np.corrcoef(*pair)[0, 1] for pair in zip(shared, none, strict=True)]
+            same += (np.abs(shared).argmax(1) == np.abs(none).argmax(1)).tolist()
+        return (
+            f"{self.title}: {np.median(gaps):.1%} of the magnitudes apart, correlation {np.median(correlations):.3f}, "
+            f"the same first token in {np.mean(same):.0%}"
+        )
 
 
 def columns(found: dict[Case, dict[str, Any]], model: str, strength: float | None) -> list[Column]:
@@ -241,34 +251,23 @@ def columns(found: dict[Case, dict[str, Any]], model: str, strength: float | Non
     return [Column(title, measured) for title, measured in some.items()]
 
 
-def _cell(found: dict[str, float]) -> str:
-    return f"{found['mean']:.0%} [{found['low']:.0%}, {found['high']:.0%}]"
+def _cell(found: Estimate) -> str:
+    return f"{found.mean:.0%} [{found.low:.0%}, {found.high:.0%}]"
 
 
-def table(shown: Sequence[Column], cells: Sequence[str] = ("mass", "first")) -> list[str]:
+def table(shown: Sequence[Column], cells: Sequence[str] | None = None) -> list[str]:
     """Rows are methods, and the models' accuracy; a column for each task and what is shown of it."""
-    titles = [f"{column.title}: {which}" for column in shown for which in cells]
+    each = [(column, which) for column in shown for which in cells or column.cells]
+    titles = [f"{column.title}: {which}" if cells is None else column.title for column, which in each]
     lines = ["| method | " + " | ".join(titles) + " |", "|---|" + "---|" * len(titles)]
-    methods = [name for name in METHODS if all(name in one["methods"] for column in shown for one in column.measured)]
-    for name in methods:
-        row = [_cell(column.found(name, which)) for column in shown for which in cells]
-        lines.append(f"| {name} | {' | '.join(row)} |")
-    right = [[one["accuracy"] for one in column.measured] for column in shown]
-    accuracies = [f"{np.mean(one):.1%} (least {min(one):.1%})" + " |" * (len(cells) - 1) for one in right]
+    for name in (one for one in METHODS if all(one in column.measured[0]["scores"] for column in shown)):
+        lines.append(f"| {name} | {' | '.join(_cell(column.found(name, which)) for column, which in each)} |")
+    accuracies = []
+    for column, which in each:
+        right = [one["accuracy"] for one in column.measured]
+        first = which == (cells or column.cells)[0]
+        accuracies.append(f"{np.mean(right):.1%} (least {min(right):.1%})" if first else "")
     return [*lines, f"| *accuracy of the models* | {' | '.join(accuracies)} |"]
-
-
-def between_rules(shown: Sequence[Column]) -> list[str]:
-    words = []
-    for column in shown:
-        gap, together, same = (
-            np.mean([one["no_bias"][which] for one in column.measured]) for which in ("gap", "correlation", "same")
-        )
-        words.append(
-            f"{column.title}: {gap:.1%} of the magnitudes apart, correlation {together:.3f}, the same first token in "
-            f"{same:.0%}"
-        )
-    return ["", "Without biases against biases shared by AbsDot (medians over the texts): " + "; ".join(words) + "."]
 
 
 def report(found: dict[Case, dict[str, Any]]) -> str:
@@ -280,10 +279,10 @@ def report(found: dict[Case, dict[str, Any]]) -> str:
         "answer is made from known tokens (`bench/cause_tasks.py`), by `bench/known_causes.py`, on "
         f"{TEXTS} texts that they were not trained on (those that they answer rightly). *Mass*: the share of the "
         "causes in the sum of all scores' magnitudes, over all tokens that the model reads, the question among them. "
-        "*First*: in how many texts every cause has a larger magnitude than any other token. With 95 % intervals from "
-        "a bootstrap of models and of texts. *Copy* and *look up* have one cause, *negate* two. *Occlusion* makes the "
-        "word embedding 0, since to take a token out moves all others. *Attention local* and *path* are rules that no "
-        "engine has (`bench/frozen_rules.py`).",
+        "*First*: in how many texts a cause has the largest magnitude; *all first*, where there are two causes: in how "
+        "many each of them has a larger magnitude than any other token. With 95 % intervals from a bootstrap of models "
+        "and of texts. *Occlusion* makes the word embedding 0, since to take a token out moves all others. *Attention "
+        "local* and *path* are rules that no engine has (`bench/frozen_rules.py`).",
     ]
     for model in MODELS:
         shown = columns(found, model, None)
@@ -291,19 +290,22 @@ def report(found: dict[Case, dict[str, Any]]) -> str:
             continue
         lines += ["", f"## {model}", "", *table(shown)]
         if NO_BIAS not in WITHOUT[model]:
-            lines += between_rules(shown)
+            words = "; ".join(column.between_rules() for column in shown)
+            lines += ["", f"Without biases against biases shared by AbsDot (medians over the texts): {words}."]
     if planted := columns(found, "BERT", STRENGTH):
         lines += ["", "## Planted causes: BERT", ""]
         lines.append(
-            f"Classes of texts of {1 + WORDS} tokens, {STRENGTH:.0%} of them as a plant says. *Word* and *position* "
-            "have one cause, *negation* and *pair* two."
+            f"Classes of texts of {1 + WORDS} tokens, {STRENGTH:.0%} of those that are learnt as a plant says."
         )
         lines += ["", *table(planted), "", "### By the strength of the plant", ""]
-        lines.append("*First* where so many of the texts that are learnt are of the class that the plant says.")
+        lines.append(
+            "*All first* (of one cause: *first*) where so many of the texts that are learnt are of the class that the "
+            "plant says."
+        )
         by_strength = {f"{strength:.0%}": columns(found, "BERT", strength) for strength in STRENGTHS}
         for n, plant in enumerate(planted):
             curve = [Column(name, some[n].measured) for name, some in by_strength.items() if n < len(some)]
-            lines += ["", f"#### {plant.title.capitalize()}", "", *table(curve, ["first"])]
+            lines += ["", f"#### {plant.title.capitalize()}", "", *table(curve, plant.cells[-1:])]
     return "\n".join(lines) + "\n"
 
 
@@ -313,8 +315,8 @@ def summary(found: dict[Case, dict[str, Any]]) -> list[dict[str, Any]]:
     for model, strength in sorted({(case.model, case.strength) for case in found}, key=str):
         for column in columns(found, model, strength):
             methods = {
-                name: {which: column.found(name, which) for which in ("mass", "first")}
-                for name in column.measured[0]["methods"]
+                name: {which: column.found(name, which)._asdict() for which in column.cells}
+                for name in column.measured[0]["scores"]
             }
             entry = {"model": model, "task": column.title, "strength": strength, "methods": methods}
             entries.append(entry | {"accuracy": [one["accuracy"] for one in column.measured]})

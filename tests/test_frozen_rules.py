@@ -35,7 +35,7 @@ def test_shares_are_the_rules_of_the_engines(said, share, gate, against):
 
 @pytest.mark.parametrize(
     "rules",
-    [Rules(0.0), Rules(0.3), Rules("path"), Rules(attention="local"), Rules(attention="way"), Rules("path", "path")],
+    [Rules(0.0), Rules(0.3), Rules("path"), Rules(attention="local"), Rules("path", "path")],
 )
 def test_every_rule_but_two_is_complete(said, rules):
     model = llama()
