@@ -39,6 +39,7 @@ PACKAGES = [
     "decompx_fast.request",
     "decompx_fast.request.tasks",
     "decompx_fast.result",
+    "decompx_fast.serve",
 ]
 
 PACKAGE_DIR = {"decompx_fast.kernels": "kernels"}
@@ -48,6 +49,7 @@ PACKAGE_DATA = {
     "decompx_fast.kernels": ["*"],
     "decompx_fast.models": ["*.safetensors"],
     "decompx_fast.result": ["templates/*"],
+    "decompx_fast.serve": ["templates/*"],
 }
 
 #: The oldest PyTorch that what is compiled runs with, whichever it is compiled with: 2.11.

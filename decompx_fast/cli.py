@@ -1,4 +1,5 @@
-"""The command line: ``decompx-fast explain``, ``bulk``, ``similarity``, ``plan``, ``evaluate`` and ``doctor``.
+"""The command line: ``decompx-fast explain``, ``bulk``, ``similarity``, ``plan``, ``evaluate``,
+``serve`` and ``doctor``.
 
 Exit codes: 0 for success; 2 for a wrong use of the command, which is an option, or a value of one (an engine, a class
 of the model, a column of the file), that does not exist; 1 for everything else: a model, a file or a text that cannot
@@ -29,6 +30,7 @@ from .commands.process import (
     pass_session,
     silence_output,
 )
+from .commands.serve import serve
 from .commands.similarity import similarity
 from .config import BiasRule, Variant
 from .errors import DecompXError, OptionError
@@ -233,6 +235,7 @@ def doctor() -> None:
 
 cli.add_command(bulk)
 cli.add_command(evaluate)
+cli.add_command(serve)
 cli.add_command(similarity)
 
 
