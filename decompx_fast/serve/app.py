@@ -21,6 +21,7 @@ from .logs import log
 from .refusals import Refusal, of_validation
 from .service import Service
 from .settings import Settings
+from .worker import work
 
 _ABOUT = """What each token contributed to a model's answer, by DecompX: the scores add up to the model's own number.
 
@@ -32,14 +33,17 @@ def _say(error: DecompXError) -> None:
     log("model_failed", level=logging.CRITICAL, error=type(error).__name__, message=str(error))
 
 
-def create_app(settings: Settings, *, failed: Callable[[DecompXError], object] = _say) -> Guard:
+def create_app(
+    settings: Settings, *, failed: Callable[[DecompXError], object] = _say, work: Callable[..., object] = work
+) -> Guard:
     """The service as an ASGI application, for any server of these; its lifespan starts and ends the processes.
 
     Args:
         settings: of the service.
         failed: is told why a model cannot be loaded.
+        work: what a process does; see :func:`decompx_fast.serve.worker.work`.
     """
-    service = Service(settings, failed)
+    service = Service(settings, failed, work)
 
     @asynccontextmanager
     async def life(_: FastAPI) -> AsyncIterator[None]:

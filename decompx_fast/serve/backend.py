@@ -16,7 +16,6 @@ from .messages import Load, Outcome, Wanted, Work
 from .metrics import ModelMetrics
 from .settings import Limits
 from .waiting import Waiter, WaitingTexts
-from .worker import work
 
 #: What nobody waits for any more may go on for so long; then its process is replaced.
 ABANDONED_S = 5.0
@@ -42,7 +41,7 @@ class Backend:
         metrics: are told what happens.
         log: is told what an operator should know, as ``log(event, **fields)``.
         failed: is told why the model cannot be loaded at all.
-        run: what a process does; see :func:`decompx_fast.serve.worker.work`.
+        work: what a process does; see :func:`decompx_fast.serve.worker.work`.
     """
 
     def __init__(
@@ -53,11 +52,11 @@ class Backend:
         metrics: ModelMetrics,
         log: Callable[..., object],
         failed: Callable[[DecompXError], object],
-        run: Callable[..., object] = work,
+        work: Callable[..., object],
     ) -> None:
         self.load = load
         self.about: Mapping[str, Any] = {}
-        self._workers, self._limits, self._metrics, self._run = workers, limits, metrics, run
+        self._workers, self._limits, self._metrics, self._work = workers, limits, metrics, work
         self._log, self._failed = log, failed
         self.queue = WaitingTexts(
             limits.queue, limits.batch, limits.batch_characters, lambda count: metrics.dropped.inc(count)
@@ -112,7 +111,7 @@ class Backend:
         """Keep one process, and give it work, until the service ends."""
         failed_starts = 0
         while not self._stopping.is_set():
-            child = Child(self._run, self.load, number)
+            child = Child(self._work, self.load, number)
             try:
                 if self._load(child):
                     failed_starts = 0
@@ -172,6 +171,7 @@ class Backend:
     def _collect(self, child: Child, batch: list[Waiter]) -> bool:
         """Hand out the outcomes of a batch as they come; false if the process has ended, or has to be."""
         missing = dict(enumerate(batch))
+        begun = False
         abandoned: float | None = None
         try:
             while True:
@@ -181,7 +181,10 @@ class Backend:
                         return True
                     if kind == "failed":
                         return False
-                    missing.pop(rest[0]).answer(self._counted(rest[1]))
+                    if kind == "begun":
+                        begun = True
+                    else:
+                        missing.pop(rest[0]).answer(self._counted(rest[1]))
                 elif any(not waiter.is_dropped for waiter in missing.values()):
                     abandoned = None
                 else:
@@ -191,8 +194,11 @@ class Backend:
         except (EOFError, OSError):
             return False
         finally:
-            for waiter in missing.values():
-                waiter.fail(WorkerEnded("the process that computed this has ended"))
+            if begun:
+                for waiter in missing.values():
+                    waiter.fail(WorkerEnded("the process that computed this has ended"))
+            else:  # it had ended before: another process takes them
+                self.queue.put_back(batch)
 
     def _counted(self, outcome: Outcome) -> Outcome:
         if outcome.error:

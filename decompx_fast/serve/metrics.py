@@ -69,20 +69,15 @@ class Metrics:
     def of_model(self, name: str) -> ModelMetrics:
         """Those with a model's name."""
         return ModelMetrics(
-            *(
-                metric.labels(name)
-                for metric in (
-                    self._waiting,
-                    self._workers,
-                    self._batches,
-                    self._texts,
-                    self._tokens,
-                    self._gaps,
-                    self._failures,
-                    self._dropped,
-                    self._restarts,
-                )
-            )
+            waiting=self._waiting.labels(name),
+            workers=self._workers.labels(name),
+            batches=self._batches.labels(name),
+            texts=self._texts.labels(name),
+            tokens=self._tokens.labels(name),
+            completeness_error=self._gaps.labels(name),
+            failures=self._failures.labels(name),
+            dropped=self._dropped.labels(name),
+            restarts=self._restarts.labels(name),
         )
 
     def text(self) -> bytes:

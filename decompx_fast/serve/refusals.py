@@ -74,8 +74,9 @@ def of_outcome(outcome: Outcome, number: int) -> Refusal:
 
 
 def of_validation(problems: Sequence[Mapping[str, Any]]) -> Refusal:
-    """Of a body that does not have the form that was asked for: the first problem, by its place."""
-    problem = problems[0]
+    """Of a body that does not have the form that was asked for: the first problem, by its place. Where several forms
+    are allowed there is one for each, and what is said of the form that was meant is more than that it is another."""
+    problem = next((one for one in problems if not str(one["type"]).endswith("_type")), problems[0])
     if problem["type"] == "json_invalid":
         return Refusal(422, "InputError", "the body is no JSON: send one JSON object", "body")
     place = [str(part) for part in problem["loc"] if part != "body"]

@@ -6,6 +6,7 @@ import signal
 import socket
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from typing import Any
 
 import uvicorn
 
@@ -35,21 +36,8 @@ def run(settings: Settings) -> None:
         failures.append(error)
         server.should_exit = True
 
-    with closing(_listening(settings)) as listener:
-        config = uvicorn.Config(
-            create_app(settings, failed=failed),
-            http=protocol_of(settings.limits),
-            ws="none",
-            loop="asyncio",
-            lifespan="on",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            timeout_keep_alive=_KEEP_ALIVE_S,
-            timeout_graceful_shutdown=max(1, round(settings.limits.shutdown_s)),
-        )
-        server = uvicorn.Server(config)
+    with closing(listening(settings)) as listener:
+        server = server_of(settings, create_app(settings, failed=failed))
         host, port = listener.getsockname()[:2]
         log("listening", host=host, port=port, models=list(settings.models), key=settings.api_key is not None)
         with _signals_are_answered():
@@ -59,7 +47,30 @@ def run(settings: Settings) -> None:
         raise failures[0]
 
 
-def _listening(settings: Settings) -> socket.socket:
+def server_of(settings: Settings, app: Any) -> uvicorn.Server:
+    """What serves an application within the limits of a service."""
+    config = uvicorn.Config(
+        app,
+        http=protocol_of(settings.limits),
+        ws="none",
+        loop="asyncio",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=max(1, round(settings.limits.shutdown_s)),
+    )
+    return uvicorn.Server(config)
+
+
+def listening(settings: Settings) -> socket.socket:
+    """A socket that listens where the settings say.
+
+    Raises:
+        InputError: if it cannot.
+    """
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     try:
         return socket.create_server((settings.host, settings.port), family=family, backlog=1024)

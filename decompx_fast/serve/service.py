@@ -25,14 +25,17 @@ class Service:
     Args:
         settings: of the service.
         failed: is told why a model cannot be loaded.
+        work: what a process does; see :func:`decompx_fast.serve.worker.work`.
     """
 
-    def __init__(self, settings: Settings, failed: Callable[[DecompXError], object]) -> None:
+    def __init__(
+        self, settings: Settings, failed: Callable[[DecompXError], object], work: Callable[..., object]
+    ) -> None:
         self.settings = settings
         self.metrics = Metrics()
-        self.backends = {name: self._backend(name, failed) for name in settings.models}
+        self.backends = {name: self._backend(name, failed, work) for name in settings.models}
 
-    def _backend(self, name: str, failed: Callable[[DecompXError], object]) -> Backend:
+    def _backend(self, name: str, failed: Callable[[DecompXError], object], work: Callable[..., object]) -> Backend:
         settings = self.settings
         model, limits = settings.models[name], settings.limits
         load = Load(
@@ -45,7 +48,7 @@ class Service:
             threads=settings.threads(),
             tokens=limits.tokens,
         )
-        return Backend(load, settings.workers_of(name), limits, self.metrics.of_model(name), log, failed)
+        return Backend(load, settings.workers_of(name), limits, self.metrics.of_model(name), log, failed, work)
 
     @property
     def ready(self) -> bool:

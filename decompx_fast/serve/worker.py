@@ -31,8 +31,9 @@ _SPECIAL = 8
 
 
 def work(connection: Connection, load: Load, number: int) -> None:
-    """The life of a process: ``("ready", about)``, then for each :class:`Work` the outcomes of its texts, each as
-    ``("outcome", n, outcome)`` as soon as it is there, and ``("done",)``; until the connection is closed.
+    """The life of a process: ``("ready", about)``, then for each :class:`Work` ``("begun",)``, the outcomes of its
+    texts, each as ``("outcome", n, outcome)`` as soon as it is there, and ``("done",)``; until the connection is
+    closed.
 
     Args:
         connection: to the process that listens.
@@ -45,7 +46,9 @@ def work(connection: Connection, load: Load, number: int) -> None:
         worker = Worker(load, number)
         connection.send(("ready", worker.about()))
         while True:
-            for n, outcome in worker.compute(connection.recv()):
+            batch = connection.recv()
+            connection.send(("begun",))
+            for n, outcome in worker.compute(batch):
                 connection.send(("outcome", n, outcome))
             connection.send(("done",))
     except (EOFError, OSError):
