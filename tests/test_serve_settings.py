@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import socket
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from serving import until
 
 from decompx_fast import cli
 from decompx_fast.config import DecompXConfig
@@ -101,13 +103,25 @@ def texts(batch: list[Waiter]) -> list[str]:
     return [one.wanted.text for one in batch]
 
 
-def test_queue_gives_out_the_oldest_and_what_is_nearest_to_it_in_length():
+def test_queue_gives_out_the_oldest_and_what_is_about_as_long():
     queue = WaitingTexts(10, batch=3, batch_characters=1000)
-    queue.put([waiter("x" * n, key) for n, key in ((10, "a"), (90, "a"), (11, "b"), (12, "a"), (8, "a"), (40, "a"))])
+    sizes = ((10, "a"), (90, "a"), (11, "b"), (12, "a"), (8, "a"), (16, "a"), (100, "a"))
+    queue.put([waiter("x" * n, key) for n, key in sizes])
     assert [len(text) for text in texts(queue.take(0))] == [8, 10, 12]
-    assert [len(text) for text in texts(queue.take(0))] == [40, 90]
+    assert [len(text) for text in texts(queue.take(0))] == [90, 100]
     assert [len(text) for text in texts(queue.take(0))] == [11]
+    assert [len(text) for text in texts(queue.take(0))] == [16]
     assert queue.take(0) == []
+
+
+def test_what_waits_is_shared_by_all_that_are_free():
+    queue = WaitingTexts(10, batch=8, batch_characters=1000)
+    with ThreadPoolExecutor(2) as threads:
+        taken = [threads.submit(queue.take, 30) for _ in range(2)]
+        until(lambda: queue._takers == 2, "both wait")
+        queue.put([waiter("x") for _ in range(6)])
+        sizes = sorted(len(one.result()) for one in taken)
+    assert sizes == [3, 3]
 
 
 def test_queue_gives_out_no_more_characters_than_asked_for_unless_one_text_has_them():

@@ -99,7 +99,8 @@ def _page(
         problem=problem,
     )
     policy = (
-        f"default-src 'none'; style-src 'nonce-{nonce}'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+        f"default-src 'none'; style-src 'nonce-{nonce}'; img-src data:; form-action 'self'; base-uri 'none'; "
+        "frame-ancestors 'none'"
     )
     return HTMLResponse(text, status, {**(headers or {}), "content-security-policy": policy})
 

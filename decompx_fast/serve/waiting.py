@@ -11,6 +11,9 @@ from typing import Any
 
 from .messages import Outcome, Wanted
 
+#: Texts whose numbers of characters differ by no more than this part, or by so many, may have equally many tokens.
+_NEAR, _NEAR_CHARACTERS = 0.2, 8
+
 #: Of the time that a text takes, each new one counts so much.
 _NEWEST = 0.1
 
@@ -78,6 +81,7 @@ class WaitingTexts:
         self._dropped = dropped
         self._waiters: list[Waiter] = []
         self._changed = threading.Condition()
+        self._takers = 0  # threads that want a batch
         self._text_s = 0.05  # that one text took of late, of all processes together
 
     def __len__(self) -> int:
@@ -103,29 +107,36 @@ class WaitingTexts:
             self._changed.notify()
 
     def take(self, timeout_s: float) -> list[Waiter]:
-        """The one that has waited longest, and those of the same call whose lengths are nearest to its own, in the
-        order of lengths; none if none comes in time."""
+        """The one that has waited longest, and those of the same call that are about as long, in the order of lengths;
+        none if none comes in time. What waits is shared with other threads that want a batch now."""
         with self._changed:
-            self._forget()
-            if not self._waiters:
-                self._changed.wait(timeout_s)
+            self._takers += 1
+            try:
                 self._forget()
-            if not self._waiters:
-                return []
-            first = self._waiters[0]
-            alike = [one for one in self._waiters[1:] if one.key == first.key]
-            alike.sort(key=lambda one: abs(one.wanted.size - first.wanted.size))
-            batch, size = [first], first.wanted.size
-            for one in alike[: self._batch - 1]:
-                size += one.wanted.size
-                if size > self._batch_characters:
-                    break
-                batch.append(one)
-            taken = set(map(id, batch))
-            self._waiters = [one for one in self._waiters if id(one) not in taken]
-            if self._waiters:
-                self._changed.notify()  # others may take what is left
-            return sorted(batch, key=lambda one: one.wanted.size)
+                if not self._waiters:
+                    self._changed.wait(timeout_s)
+                    self._forget()
+                return self._next_batch() if self._waiters else []
+            finally:
+                self._takers -= 1
+
+    def _next_batch(self) -> list[Waiter]:
+        first = self._waiters[0]
+        size = first.wanted.size
+        near = max(_NEAR * size, _NEAR_CHARACTERS)
+        alike = [one for one in self._waiters[1:] if one.key == first.key and abs(one.wanted.size - size) <= near]
+        alike.sort(key=lambda one: abs(one.wanted.size - first.wanted.size))
+        batch = [first]
+        for one in alike[: min(self._batch, -(-len(self._waiters) // self._takers)) - 1]:
+            size += one.wanted.size
+            if size > self._batch_characters:
+                break
+            batch.append(one)
+        taken = set(map(id, batch))
+        self._waiters = [one for one in self._waiters if id(one) not in taken]
+        if self._waiters:
+            self._changed.notify()  # others may take what is left
+        return sorted(batch, key=lambda one: one.wanted.size)
 
     def take_all(self) -> list[Waiter]:
         """All that wait."""
