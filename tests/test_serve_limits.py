@@ -4,9 +4,11 @@ processes are stubs."""
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +22,7 @@ from serving import served, until
 
 from decompx_fast.errors import ModelLoadError
 from decompx_fast.serve import backend as backend_module
+from decompx_fast.serve.logs import _Lines
 
 
 def ask(client: httpx.Client, *texts: str, **more) -> httpx.Response:
@@ -64,6 +67,33 @@ def test_one_request_has_its_answers_in_its_order(client):
     texts = ["a long text of many words", "short", "one of middle length"]
     found = ask(client, *texts).json()["explanations"]
     assert [one["text"] for one in found] == texts
+
+
+def test_texts_are_in_the_log_where_that_was_asked_for_and_nowhere_else(caplog):
+    for log_texts in (True, False):
+        caplog.clear()
+        with caplog.at_level("INFO", "decompx_fast.serve"), served(log_texts=log_texts) as client:
+            ask(client, "a joy")
+        fields = [record.fields for record in caplog.records if record.getMessage() == "request"]
+        assert [one.get("logged_texts") for one in fields] == [["a joy"] if log_texts else None]
+        assert ("joy" in str([vars(record) for record in caplog.records])) == log_texts
+
+
+def test_lines_of_the_log_are_json_without_messages_of_exceptions_unless_asked_for():
+    for with_messages in (True, False):
+        try:
+            raise ValueError("a joy")
+        except ValueError:
+            record = logging.LogRecord("uvicorn.error", logging.ERROR, "a.py", 1, "it failed", (), sys.exc_info())
+        line = json.loads(_Lines(with_messages=with_messages).format(record))
+        assert (line["event"], line["level"], line["error"]) == ("it failed", "error", "ValueError")
+        assert line.get("message") == ("a joy" if with_messages else None)
+        assert line["frames"][0].endswith("exceptions_unless_asked_for")
+
+
+def test_body_that_a_page_of_another_site_could_send_is_refused(client):
+    found = client.post("/v1/explain", content=b'{"texts": ["a"]}', headers={"content-type": "text/plain"})
+    assert found.status_code == 422 and error_of(found)["argument"] == "body"
 
 
 def test_full_queue_is_429_and_says_when_to_ask_again():

@@ -16,6 +16,7 @@ from .messages import Load, Outcome, Wanted, Work
 from .metrics import ModelMetrics
 from .settings import Limits
 from .waiting import Waiter, WaitingTexts
+from .worker import place_of
 
 #: What nobody waits for any more may go on for so long; then its process is replaced.
 ABANDONED_S = 5.0
@@ -64,6 +65,7 @@ class Backend:
         metrics.waiting.set_function(lambda: len(self.queue))
         metrics.workers.set_function(lambda: self.ready_workers)
         self._ready: set[int] = set()
+        self._was_ready = False
         self._stopping = threading.Event()
         self._threads = [threading.Thread(target=self._watch, args=(n,), daemon=True) for n in range(workers)]
 
@@ -111,27 +113,33 @@ class Backend:
         """Keep one process, and give it work, until the service ends."""
         failed_starts = 0
         while not self._stopping.is_set():
-            child = Child(self._work, self.load, number)
             try:
-                if self._load(child):
-                    failed_starts = 0
-                    self._ready.add(number)
-                    self._log("worker_ready", model=self.load.name, worker=number, pid=child.process.pid)
-                    self._give(child)
-                else:
-                    failed_starts += 1
-            finally:
-                was_ready = number in self._ready
-                self._ready.discard(number)
-                ended = not child.process.is_alive()
-                child.end()
+                was_ready, how = self._live(number)
+            except Exception as error:  # no process can be started now, or a fault of ours
+                was_ready, how = False, f"unexpected {place_of(error)}"
             if self._stopping.is_set():
                 return
             self._metrics.restarts.inc()
-            how = child.ending() if ended else "it was ended, since nobody waited for what it computed"
             self._log("worker_ended", model=self.load.name, worker=number, how=how, was_ready=was_ready)
+            failed_starts = 0 if was_ready else failed_starts + 1
             if failed_starts > 1:
                 self._stopping.wait(min(LONGEST_PAUSE_S, 2.0 ** (failed_starts - 2)))
+
+    def _live(self, number: int) -> tuple[bool, str]:
+        """The life of one process: whether it has loaded the model, and how it ended."""
+        child = Child(self._work, self.load, number)
+        try:
+            if self._load(child):
+                self._ready.add(number)
+                self._was_ready = True
+                self._log("worker_ready", model=self.load.name, worker=number, pid=child.process.pid)
+                self._give(child)
+        finally:
+            was_ready = number in self._ready
+            self._ready.discard(number)
+            ended = not child.process.is_alive()
+            child.end()
+        return was_ready, child.ending() if ended else "it was ended, since nobody waited for what it computed"
 
     def _load(self, child: Child) -> bool:
         """Wait until a process has loaded the model; false if it ended before."""
@@ -145,7 +153,8 @@ class Backend:
             if kind == "ready":
                 self.about = rest[0]
                 return True
-            self._failed(getattr(errors, rest[0], DecompXError)(rest[1]))
+            if not self._was_ready:  # what could be loaded once may be there again
+                self._failed(getattr(errors, rest[0], DecompXError)(rest[1]))
             return False
         return False
 

@@ -45,7 +45,7 @@ class Service:
             devices=model.devices,
             dtype=model.dtype,
             arguments=model.options.arguments(),
-            threads=settings.threads(),
+            threads=model.threads,
             tokens=limits.tokens,
         )
         return Backend(load, settings.workers_of(name), limits, self.metrics.of_model(name), log, failed, work)

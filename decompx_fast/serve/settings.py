@@ -65,6 +65,7 @@ class ModelSettings(_Checked):
         task: which head to load, as for :meth:`DecompX.from_pretrained`.
         device: where to compute, or several, in turn for each process.
         workers: processes; ``None``: one for each device that is named, or each core but 4 at most, over all models.
+        threads: of a process on the CPU. More make one long text faster, but fewer of them, and round otherwise.
         dtype: as for :class:`DecompX`.
         options: those of each request that does not say otherwise.
     """
@@ -73,6 +74,7 @@ class ModelSettings(_Checked):
     task: str | None = None
     device: str | tuple[str, ...] = ()
     workers: Count | None = None
+    threads: Count = 1
     dtype: str | None = None
     options: Options = Options()
 
@@ -125,10 +127,6 @@ class Settings(_Checked):
         model = self.models[name]
         shared = min(os.cpu_count() or 1, MOST_WORKERS) // len(self.models)
         return model.workers or len(model.devices) or max(1, shared)
-
-    def threads(self) -> int:
-        """How many threads a process computes with on the CPU: all have all cores together."""
-        return max(1, (os.cpu_count() or 1) // sum(map(self.workers_of, self.models)))
 
 
 def read_settings(path: str | os.PathLike[str] | None, /, **given: Any) -> Settings:
