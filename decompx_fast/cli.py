@@ -29,6 +29,7 @@ from .commands.process import (
     pass_session,
     silence_output,
 )
+from .commands.serve import serve
 from .commands.similarity import similarity
 from .commands.summarize import summarize
 from .config import BiasRule, Variant
@@ -234,6 +235,7 @@ def doctor() -> None:
 
 cli.add_command(bulk)
 cli.add_command(evaluate)
+cli.add_command(serve)
 cli.add_command(similarity)
 cli.add_command(summarize)
 
