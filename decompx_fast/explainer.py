@@ -51,6 +51,9 @@ class DecompX(ExplainedModel):
             0.5 GiB.
         pooling: of a model without a head (``BertModel``), for :meth:`similarity`: ``"mean"``, ``"cls"`` or
             ``"lasttoken"``. A ``SentenceTransformer`` or a ``CrossEncoder`` says all by itself.
+        group: a process group of ``torch.distributed`` (``torch.distributed.group.WORLD``), each process of which has
+            this model and calls the same methods with the same arguments: a text is divided by its sources, several
+            short texts are divided among the processes, and all get all results. An error of one is raised in all.
         task: of a model of two heads (``BertForPreTraining``), which is explained: ``"fill-mask"`` or
             ``"next-sentence-prediction"``. For :meth:`from_pretrained` see there.
         **options: single options of :class:`DecompXConfig`, such as ``bias="none"``.
@@ -284,7 +287,7 @@ class DecompX(ExplainedModel):
             config=self.config.replace(**options),
             engine=self.engine if engine is None else engine,
             dtype=self.dtype if dtype is None else check_dtype(dtype),
-            execution=Execution(path, backend, workspace_bytes),
+            execution=Execution(path, backend, workspace_bytes, self.exchange),
             measure=measure,
             side=side,
             sources=sources,

@@ -19,6 +19,7 @@ from .accuracy import score_error
 from .adjoint import run as adjoint
 from .adjoint.plan import AdjointPlan
 from .attribution import Attribution
+from .exchange import Exchange
 from .forward import run as forward
 from .forward.checks import check_options
 from .forward.plan import PATHS, ModelShape, plan
@@ -51,11 +52,13 @@ class Execution:
         path: ``direct``, ``operator`` or ``auto``, as for :func:`decompx_fast.engines.forward.run.attribute`.
         backend: of the ops: ``auto``, or a backend's name.
         workspace_bytes: memory it may take besides the state; ``None`` for its default.
+        exchange: with the processes among which the sources are divided; ``None``: this one has all.
     """
 
     path: str = "auto"
     backend: str = "auto"
     workspace_bytes: int | None = None
+    exchange: Exchange | None = None
 
     def __post_init__(self) -> None:
         if self.path not in PATHS:
@@ -247,6 +250,7 @@ def attribute(
             path=execution.path,
             backend=execution.backend,
             workspace_bytes=execution.workspace_bytes,
+            exchange=execution.exchange,
         )
     return reference.attribute(linearization, config, dtype=dtype, sources=sources, terms=terms)
 

@@ -51,7 +51,8 @@ class Costs:
 
     Attributes:
         shape: of the model.
-        n, k, batch: positions, sources (a bias token is one), inputs at once.
+        n, k, batch: positions, sources (a bias token is one) that a process holds, inputs at once.
+        total, ranks: sources of all processes, and how many these are.
         grouped: whether sources are groups of tokens.
         dtype: of the state.
         config: the options.
@@ -81,6 +82,8 @@ class Costs:
     wide_lays_out: frozenset[str] = frozenset()
     one_op: bool = False
     recorded: bool = False
+    total: int = 0
+    ranks: int = 1
 
     @property
     def positions(self) -> int:

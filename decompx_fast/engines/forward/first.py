@@ -38,7 +38,11 @@ def attend_first(
     Returns:
         The bias that is still to be added, or ``None``.
     """
-    k, n_own = out.shape[2], out.shape[2] - (options.rule == "bias_token")  # the last source is no token then
+    shard = options.shard
+    k, offset, total = out.shape[2], options.first_source, out.shape[2] if shard is None else shard.total
+    n_own = min(max(total - (options.rule == "bias_token") - offset, 0), k)  # the last source is no token then
+    source = 0 if options.rule == "cls" else -1
+    receiver = source % k if shard is None else shard.place(source)
     bias = remaining_bias(op, ride)
     collector = options.collector(bias, out)
     parts = []
@@ -53,11 +57,10 @@ def attend_first(
     for sources in blocks(k, options.n_sources):
         own = slice(sources.start, min(sources.stop, n_own))
         if own.start < own.stop:
-            compute(out[:, :, own], parts, w_out, own, options)
+            compute(out[:, :, own], parts, w_out, slice(own.start + offset, own.stop + offset), options)
         if sources.stop > n_own:
-            out[:, :, -1] = 0
-        receiver = 0 if options.rule == "cls" else k - 1
-        if common is not None and sources.start <= receiver < sources.stop:
+            out[:, :, max(sources.start, n_own) : sources.stop] = 0
+        if common is not None and receiver is not None and sources.start <= receiver < sources.stop:
             out[:, :, receiver] += _constant_through(common, op)
         if collector is not None:
             collector.add(out[:, :, sources], sources)

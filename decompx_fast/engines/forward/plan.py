@@ -23,6 +23,7 @@ from ..blocks import wide
 from ..memory import available_bytes
 from ..plan_text import PlanText, gib
 from ..shape import ModelShape
+from ..shard import shard_width
 from .costs import Blocks, Costs
 from .direct import is_one_op
 from .fitting import choose_blocks
@@ -47,6 +48,8 @@ def plan(
     available: int | None = None,
     recorded: bool = False,
     limit: int | None = None,
+    ranks: int = 1,
+    ranks_here: int = 1,
 ) -> Plan:
     """Plan an explanation by the forward engine.
 
@@ -65,6 +68,8 @@ def plan(
         available: free bytes there; ``None`` to ask the system.
         recorded: whether the linearisation will hold what the model multiplied, which then counts too.
         limit: how many positions the model has; ``None`` for any number.
+        ranks: among how many processes the sources are divided.
+        ranks_here: how many of these share the free memory.
 
     Returns:
         The plan; its ``check()`` raises where it does not fit.
@@ -90,11 +95,14 @@ def plan(
         available=available,
         recorded=recorded,
         limit=limit,
+        ranks=ranks,
+        ranks_here=ranks_here,
     )
-    costs = _costs(shape, n_tokens, n_sources, batch, dtype, config, backend, device, recorded=recorded)
+    costs = _costs(shape, n_tokens, n_sources, batch, dtype, config, backend, device, recorded=recorded, ranks=ranks)
     chosen = _choose_path(costs, path, _operator_weight(costs, device))
     budget, blocks = choose_blocks(costs, chosen, workspace_bytes, device)
-    return Plan(costs, chosen, blocks, budget, device, available, again, limit)
+    free = None if available is None else available // ranks_here
+    return Plan(costs, chosen, blocks, budget, device, free, again, limit)
 
 
 def _costs(
@@ -108,13 +116,17 @@ def _costs(
     device: torch.device,
     *,
     recorded: bool,
+    ranks: int,
 ) -> Costs:
     """The request as formulas, with what this machine has for it."""
+    total = (n_tokens if n_sources is None else n_sources) + (config.bias == "bias_token")
     kernels, in_native = _has_kernels(backend, device, dtype), _has_native(backend, device, dtype)
     return Costs(
         shape=shape,
         n=n_tokens,
-        k=(n_tokens if n_sources is None else n_sources) + (config.bias == "bias_token"),
+        k=shard_width(total, ranks),
+        ranks=ranks,
+        total=total,
         batch=batch,
         grouped=n_sources is not None,
         dtype=dtype,

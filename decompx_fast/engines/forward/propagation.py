@@ -76,10 +76,12 @@ class Propagation:
         self.held: tuple[int, ...] | None = None
         self.stages: dict[str, Tensor] = {}
         self.conditioning = Conditioning(self.dtype, self.config.bias, model_dtype_of(self.linearization))
+        self.shard = self.mixing.shard
+        self.k = self.plan.costs.k  # of the sources that are here
+        self.total = self.k if self.shard is None else self.shard.total
         self._begin(0)
-        weights, k = layer_weights_of(self.linearization), self.plan.costs.k
-        start = (self.embedding, self.member, k, wide(self.dtype))
-        self.sum = None if weights is None else LayerSum.at_start(weights, *start)
+        weights = layer_weights_of(self.linearization)
+        self.sum = None if weights is None else self._start_sum(weights)
         self.keeps_rows = not {"encoder", "aggregated"}.isdisjoint(self.config.stages)
 
     def _begin(self, layer: int) -> None:
@@ -90,7 +92,7 @@ class Propagation:
         self.mixing = dataclasses.replace(self.mixing, member=self.member[:, self.own])
         self.reach: Reach | None = Reach.at_start(self.linearization, layer)
         b, n, d = self.embedding.shape
-        self.x = self.embedding.new_empty(b, n, self.plan.costs.k, d)
+        self.x = self.embedding.new_empty(b, n, self.k, d)
 
     def apply(self, layer: LinearizedLayer) -> None:
         """Move the state through one layer."""
@@ -145,8 +147,8 @@ class Propagation:
         """How biases reach the sources that have come so far."""
         if self.config.bias != "equal":
             return self.sharing
-        n_sources = self.plan.costs.k - self.sharing.collects
-        shares = equal_shares(reach, self.member, n_sources, wide(self.dtype))  # [b, i, k]
+        shares = equal_shares(reach, self.member, self.total, wide(self.dtype))  # [b, i, k]
+        shares = shares if self.shard is None else self.shard.columns(shares)
         return dataclasses.replace(self.sharing, known=shares.flatten(0, 1)[None])
 
     def _segment(self, part: Sequence[Step], *, first: bool, ride: bool, by_operator: bool) -> None:
@@ -326,10 +328,19 @@ class Propagation:
         self._add_embedding()
 
     def _add_embedding(self) -> None:
-        b, n = self.x.shape[:2]
-        items = torch.arange(b, device=self.x.device)[:, None]
-        tokens = torch.arange(n, device=self.x.device)
-        self.x[items, tokens, self.mixing.member] += self.embedding
+        items, tokens, sources = self._owned(self.mixing.member)
+        self.x[items, tokens, sources] += self.embedding[items, tokens]
+
+    def _owned(self, member: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The tokens of ``member`` ``[b, j]`` whose source is here: their items, their places, and their sources."""
+        own = member - self.mixing.first_source
+        items, tokens = torch.nonzero((own >= 0) & (own < self.k), as_tuple=True)
+        return items, tokens, own[items, tokens]
+
+    def _start_sum(self, weights: Tensor) -> LayerSum:
+        """The sum over layers of what the head reads, with the embedding in it."""
+        items, tokens, sources = self._owned(self.member)
+        return LayerSum.at_start(weights, self.embedding, (items, tokens, sources), self.k, wide(self.dtype))
 
     def _norm_shares(self, norm: Norm | None, sharing: Sharing) -> Tensor | None:
         """How the bias of a norm before an attention is shared, ``[b, i, k]``; the state stays as it is."""
@@ -352,17 +363,23 @@ class Propagation:
             self.stages[f"{stage}.{layer}"] = self._as_stage(x)
 
     def _as_stage(self, x: Tensor) -> Tensor:
-        norms = self.config.stage_output == "norm"
-        return safe_norm(x) if norms else x.clone()
+        """What is kept of ``x`` ``[b, i, k, d]``, over all sources."""
+        stage = safe_norm(x) if self.config.stage_output == "norm" else x.clone()
+        return stage if self.shard is None else self.shard.gather(stage, 2)
 
     def finish(self) -> Attribution:
         """The scores at the rows that the head reads, in float32 at least."""
         rows = self._read().to(wide(self.dtype))  # [b, r, k, d]
         if not self.config.head:
             true = self.output if self.held is None else self.output[:, list(self.held)]
-            gap = (self.x.sum(2, dtype=rows.dtype) - true).abs().amax((1, 2)).double()
-            return Attribution(self.head.reading.pick_rows(safe_norm(rows).transpose(1, 2)), None, gap, self.stages)
+            parts, norms = self.x.sum(2, dtype=rows.dtype), safe_norm(rows)
+            if self.shard is not None:
+                parts, norms = self.shard.exchange.sum(parts), self.shard.gather(norms, 2)
+            gap = (parts - true).abs().amax((1, 2)).double()
+            return Attribution(self.head.reading.pick_rows(norms.transpose(1, 2)), None, gap, self.stages)
         scores, bias_token = through_head(rows, self.head, self.config, self._rule_at_head, self._keep_pooled)
+        if self.shard is not None:
+            scores = self.shard.gather(scores, 1)[:, : self.total - self.sharing.collects]
         return close(scores, bias_token, self.linearization, self.terms, self.stages)
 
     def _read(self) -> Tensor:
@@ -375,14 +392,19 @@ class Propagation:
 
     def _rule_at_head(self, name: str) -> Rule:
         """How a rule shares biases among the sources of what the head reads."""
+        shard = self.shard
+        if shard is not None and self.sharing.collects and name != "bias_token":
+            shard = dataclasses.replace(shard, total=self.total - 1)  # what was collected is shared by the tokens alone
         if name != "equal":
-            return Rule(name)
-        n_sources, rows = self.plan.costs.k - self.sharing.collects, self.head.reading.rows
-        return Rule(name, equal_shares_at_head(self.reach, rows, self.member, n_sources, wide(self.dtype)))
+            return Rule(name, shard=shard)
+        n_sources, rows = self.total - self.sharing.collects, self.head.reading.rows
+        shares = equal_shares_at_head(self.reach, rows, self.member, n_sources, wide(self.dtype))
+        return Rule(name, shares if shard is None else shard.columns(shares), shard)
 
     def _keep_pooled(self, pooled: Tensor) -> None:
-        alone = self.terms is None or self.terms.positions is None
-        self._keep("pooler", self.linearization.num_layers - 1, pooled.squeeze(1) if alone else pooled)
+        if "pooler" in self.config.stages:
+            alone, stage = self.terms is None or self.terms.positions is None, self._as_stage(pooled)
+            self.stages[f"pooler.{self.linearization.num_layers - 1}"] = stage.squeeze(1) if alone else stage
 
 
 def _shared_by(shares: Tensor | None, pending: PendingBias | None) -> PendingBias | None:
