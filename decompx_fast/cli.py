@@ -20,7 +20,7 @@ import click
 from . import __version__
 from .commands.bulk import bulk
 from .commands.evaluate import evaluate
-from .commands.options import CHECKS, WORKSPACE
+from .commands.options import CHECKS, STORAGES, WORKSPACE
 from .commands.process import (
     OUTPUT_ERRORS,
     Ended,
@@ -117,6 +117,8 @@ def cli() -> None:
     help="What a source is: token, word or sentence; of pictures patch, or ROWSxCOLUMNS of blocks. [default: token]",
 )
 @click.option("--workspace", "workspace_bytes", type=WORKSPACE, metavar="MIB", help="Memory beside the state, in MiB.")
+@click.option("--storage", type=click.Choice(STORAGES), help="Where the state is. [default: memory]")
+@click.option("--folder", metavar="DIR", help="Of --storage disk. [default: the system's for temporary files]")
 @click.option(
     "--check", type=click.Choice(CHECKS), help="'thorough' measures how wrong scores are. [default: standard]"
 )
@@ -218,8 +220,13 @@ def explain(
 @click.option("--bias", type=click.Choice(get_args(BiasRule)), help="How biases are shared. [default: absdot]")
 @click.option("--engine", metavar="ENGINE", help="forward or adjoint. [default: the one that would be taken]")
 @click.option("--workspace", "workspace_bytes", type=WORKSPACE, metavar="MIB", help="Memory beside the state, in MiB.")
+@click.option("--storage", type=click.Choice(STORAGES), help="Where the state is. [default: memory]")
+@click.option("--folder", metavar="DIR", help="Of --storage disk. [default: the system's for temporary files]")
 @click.option("--dtype", metavar="DTYPE", help="Precision of the decomposition, such as bfloat16.")
 @click.option("--device", metavar="DEVICE", help="Where to compute, such as cuda. [default: cpu]")
+@click.option(
+    "--ranks", type=click.IntRange(min=1), metavar="R", help="Processes that share the work. [default: 1]"
+)
 @click.option("--path", metavar="PATH", help="direct or operator. [default: the one with fewer operations]")
 def plan(model: str | None, tokens: int, device: str | None, **options: Any) -> None:
     """Print what an explanation of N tokens needs: memory, operations, path, and what to do if it does not fit.

@@ -61,6 +61,8 @@ class Call(Question):
     path: str = "auto"
     backend: str = "auto"
     workspace_bytes: int | None = None
+    storage: str = "memory"
+    folder: str | None = None
     positions: Sequence[int] = ()
     check: str = "standard"
     is_split_into_words: bool = False
@@ -122,7 +124,9 @@ class Call(Question):
             dtype=explainer.dtype if self.dtype is None else check_dtype(self.dtype),
             targets=resolve_targets(self.targets if asker is None else None, explainer.labels),
             sources=self.sources,
-            execution=Execution(self.path, self.backend, self.workspace_bytes, explainer.exchange),
+            execution=Execution(
+                self.path, self.backend, self.workspace_bytes, explainer.exchange, self.storage, self.folder
+            ),
             shape=ModelShape.from_spec(spec, columns=None if asker is None else COLUMNS_RECKONED),
             positions=check_positions(self.positions),
             check=self.check,

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ...linearize.layer import Attention, HubAttention, Norm
 from ...ops import mixing
-from ..blocks import blocks, carve, matmul
+from ..blocks import carve, matmul
 from .mixing import AlphaBlock, Mixing
 from .sharing import PendingBias, ShareCollector
 
@@ -52,7 +52,7 @@ def attend_(
     w_out = op.w_out.to(x.dtype)
     n_gv, n_hv = op.w_value.shape[1], w_out.shape[0]
     patterns = [options.alpha(part.pattern, x.dtype) for part in op.parts]
-    for sources in blocks(k, options.n_sources):
+    for sources in options.storage.blocks(k, options.n_sources):
         width = sources.stop - sources.start
         area = b * max(n, n_out) * width
         left, right = options.workspace.take((area * max(d, n_hv),), (area * max(w_out.shape[1], n_gv),))
@@ -150,7 +150,8 @@ def attend_row(
     parts = [(part, part.pattern.weights(slice(position, position + 1))[:, :, 0]) for part in op.parts]  # [b, h, j]
     w_out = op.w_out.to(x.dtype)
     z = x.new_empty(b, 1, k, w_out.shape[1])
-    for sources in blocks(k, max(options.n_sources * n // op.heads, 1)):
+    most = options.n_sources if options.storage.in_blocks else max(options.n_sources * n // op.heads, 1)
+    for sources in options.storage.blocks(k, most):
         shares = None if pre_shares is None else pre_shares[:, :, sources]
         for item in range(b):
             values = sum(

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from ...linearize.layer import Attention
-from ..blocks import blocks, matmul
+from ...config import DecompXConfig
+from ...linearize.layer import Attention, Norm
+from ..blocks import matmul
 from .attention import pending_of, remaining_bias
 from .mixing import AlphaBlock, Mixing
 from .sharing import PendingBias
@@ -54,7 +55,7 @@ def attend_first(
         parts.append((values, options.alpha(part.pattern, out.dtype)))
     w_out = op.w_out.to(out.dtype)
     compute = _first_of_groups if options.grouped else _first_of_tokens
-    for sources in blocks(k, options.n_sources):
+    for sources in options.storage.blocks(k, options.n_sources):
         own = slice(sources.start, min(sources.stop, n_own))
         if own.start < own.stop:
             compute(out[:, :, own], parts, w_out, slice(own.start + offset, own.stop + offset), options)
@@ -65,6 +66,32 @@ def attend_first(
         if collector is not None:
             collector.add(out[:, :, sources], sources)
     return pending_of(bias, collector)
+
+
+def first_input(
+    embedding: Tensor, exact: Tensor, norm: Norm | None, op: Attention, config: DecompXConfig
+) -> tuple[Tensor, Tensor | None] | None:
+    """What the first attention reads where each token's vector is its own source's alone, ``[b, j, d]``, and what one
+    source has at every position beside it; ``None`` where a token has no vector, so that all sources share the bias, or
+    where what one source has is not passed on unchanged.
+
+    Args:
+        embedding, exact: ``[b, j, d]``, in the dtype of the state, and in that of the linearisation.
+        norm: before the attention.
+        op: the attention.
+        config: the options.
+    """
+    if norm is None:
+        return embedding, None
+    u = norm.linear(exact)
+    if norm.bias is None or config.bias == "none":
+        return u.to(embedding.dtype), None
+    if config.bias in ("cls", "bias_token"):
+        if op.pattern.sink is not None:
+            return None
+        return u.to(embedding.dtype), norm.bias.to(embedding.dtype)
+    empty = config.bias != "equal" and bool((u == 0).all(-1).any())
+    return None if empty else ((u + norm.bias).to(embedding.dtype), None)
 
 
 #: Values ``[b, j, h, v]``, and the blocks of the weights that mix them; after the first, what is added to some rows.

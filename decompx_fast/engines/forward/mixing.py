@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from ...linearize.layer import AttentionPattern
 from ...ops import with_padded_rows
 from ..blocks import Workspace, blocks
 from ..shard import Shard
+from ..storage import Memory
 from .sharing import ShareCollector
 
 AlphaBlock = tuple[slice, slice, Tensor]
@@ -31,6 +32,7 @@ class Mixing:
         member: ``[b, j]``, the source that each token belongs to.
         grouped: whether sources are other than the tokens themselves.
         shard: the part of the sources that is here; ``None``: all are.
+        storage: of the states.
     """
 
     rule: str
@@ -42,6 +44,7 @@ class Mixing:
     member: Tensor
     grouped: bool
     shard: Shard | None = None
+    storage: Memory = field(default_factory=Memory)
 
     @property
     def precision(self) -> str:
@@ -57,6 +60,13 @@ class Mixing:
     def first_source(self) -> int:
         """The number of the first source that is here."""
         return 0 if self.shard is None else self.shard.first
+
+    def tokens_here(self, member: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
+        """The tokens of ``member`` ``[b, j]`` whose sources are among the ``k`` that are here: their items, their
+        places, and these sources."""
+        own = member - self.first_source
+        items, tokens = torch.nonzero((own >= 0) & (own < k), as_tuple=True)
+        return items, tokens, own[items, tokens]
 
     def owned(self, sources: slice) -> Tensor:
         """``[b, j, k]``, whether a token belongs to each of some sources that are here."""

@@ -24,6 +24,7 @@ from ..dtype_range import check_embedding, finite
 from ..exchange import Exchange
 from ..shape import ModelShape
 from ..shard import Shard
+from ..storage import storage_of
 from ..terms import Terms
 from .checks import check_options, check_positions, count_sources
 from .mixing import Mixing
@@ -44,6 +45,8 @@ def attribute(
     backend: str = "auto",
     workspace_bytes: int | None = None,
     exchange: Exchange | None = None,
+    storage: str = "memory",
+    folder: str | None = None,
 ) -> Attribution:
     """Decompose what a model gives for a batch.
 
@@ -67,6 +70,9 @@ def attribute(
             :func:`decompx_fast.engines.memory.default_workspace`.
         exchange: with the processes among which the sources are divided, each of which calls this with the same
             arguments and gets the whole answer; ``None``: this one has all.
+        storage: ``memory``, or ``disk``: the state is in a file, of which a block at a time is in memory. A layer reads
+            and writes it twice.
+        folder: of the file; ``None``: the system's for temporary files.
 
     Returns:
         Scores of every column (without a head, norms of the row of each term), and the stages that were asked for.
@@ -75,7 +81,7 @@ def attribute(
         OptionError: for what only the reference engine does, or a path that the model or the rule does not have.
         InputError: for sources that are not numbered, or positions that do not exist.
         NumericalError: if the numbers leave the range of the dtype; names a wider one.
-        PlanError: if it cannot fit in the free memory, with the numbers and the ways out.
+        PlanError: if it cannot fit in the free memory or on the disk, with the numbers and the ways out.
         BackendError: if the named backend cannot be used, or the other processes cannot be reached.
         DecompXError: what made another process fail, of the same class.
 
@@ -84,7 +90,19 @@ def attribute(
     check_options(config)
     run: Propagation | None = None
     start = functools.partial(
-        _start, linearization, config, dtype, sources, terms, positions, path, backend, workspace_bytes, exchange
+        _start,
+        linearization,
+        config,
+        dtype,
+        sources,
+        terms,
+        positions,
+        path,
+        backend,
+        workspace_bytes,
+        exchange,
+        storage,
+        folder,
     )
     with torch.no_grad(), nullcontext() if exchange is None else exchange.together():
         for layer in linearization.layers():
@@ -107,11 +125,14 @@ def _start(
     backend: str,
     workspace_bytes: int | None,
     exchange: Exchange | None,
+    storage: str,
+    folder: str | None,
     layer: LinearizedLayer,
 ) -> Propagation:
     embedding = linearization.embedding
     dtype = dtype or embedding.dtype
     b, n, _ = embedding.shape
+    states = storage_of(storage, folder, embedding.device)
     check_embedding(embedding, dtype)
     wanted = check_positions(positions, n)
     if linearization.encoder is not None:
@@ -130,6 +151,8 @@ def _start(
         device=embedding.device,
         ranks=1 if exchange is None else exchange.ranks,
         ranks_here=1 if exchange is None or embedding.device.type != "cpu" else exchange.ranks_here(),
+        storage=storage,
+        folder=folder,
     )
     the_plan.check()
     if exchange is not None:
@@ -147,6 +170,7 @@ def _start(
         member.to(embedding.device),
         grouped=sources is not None,
         shard=shard,
+        storage=states,
     )
     sharing = Sharing(config.bias, backend, shard=shard)
     return Propagation(linearization, config, the_plan, workspace, mixing, sharing, dtype, wanted, terms)
