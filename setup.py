@@ -30,6 +30,7 @@ PACKAGES = [
     "decompx_fast.engines.forward",
     "decompx_fast.evaluation",
     "decompx_fast.evaluation.methods",
+    "decompx_fast.interop",
     "decompx_fast.kernels",
     "decompx_fast.linearize",
     "decompx_fast.linearize.families",
@@ -40,6 +41,7 @@ PACKAGES = [
     "decompx_fast.request",
     "decompx_fast.request.tasks",
     "decompx_fast.result",
+    "decompx_fast.summarize",
 ]
 
 PACKAGE_DIR = {"decompx_fast.kernels": "kernels"}

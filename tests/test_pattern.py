@@ -36,6 +36,8 @@ PATTERNS = [
     PatternCase(window=1),
     PatternCase(window=4),
     PatternCase(causal=True, window=5, kv_heads=2),
+    PatternCase(causal=True, window=13, kv_heads=2),
+    PatternCase(window=40),
     PatternCase(bias=(1, 4, -1, -1)),
     PatternCase(bias=(2, 1, 1, -1)),
     PatternCase(bias=(1, 4, -1, 1), window=3),

@@ -142,7 +142,7 @@ def test_plan_counts_the_pairs_that_a_mask_allows(causal, window, n):
     mixed = dataclasses.replace(every, masks=(Mask(), Mask(causal, window), Mask()))
     assert plan(mixed, n).flops["mixing"] == 2 * allowed.sum() * n * 8
     adjoint = AdjointPlan(mixed, n, 1, 1, torch.float32, DecompXConfig(bias="none"), CPU)
-    assert adjoint.flops["attention weights"] == 2 * (2 * n * n + allowed.sum()) * 8
+    assert adjoint.flops["attention weights"] == 2 * (n * n + allowed.sum() + n) * 8
 
 
 def test_plan_knows_the_mask_of_each_layer():

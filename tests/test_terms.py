@@ -142,6 +142,26 @@ def test_checkpoints_and_blocks_of_directions(checkpoint_every, monkeypatch):
     assert close(carried.sum(1) + sites, model.values(terms)), "what layer 0 carries and all biases are the outputs"
 
 
+@pytest.mark.parametrize("rule", LINEAR)
+def test_a_causal_model_is_pulled_back_no_further_on_than_its_targets(monkeypatch, rule):
+    """Block by block: the last layer at the positions that these directions read, the others up to the last of them."""
+    model, config, worked_on = each("rms_gated", layers=2), DecompXConfig(bias=rule), []
+    terms = terms_at([[1, 2, 5], [1, 2, 4]], [[0, 1, 2], [2, 0, 0]])
+    expected = reference.attribute(model, config, terms=terms)
+    original = adjoint.pull_attention
+    monkeypatch.setattr(
+        adjoint, "pull_attention", lambda op, g, rows, *a, **k: worked_on.append(rows) or original(op, g, rows, *a, **k)
+    )
+    together = adjoint.attribute(model, config, terms=terms)
+    assert worked_on == [slice(1, 6), slice(0, 6)]
+    worked_on.clear()
+    monkeypatch.setattr(adjoint, "directions_at_once", lambda *sizes: 2)
+    found = adjoint.attribute(model, config, terms=terms)
+    assert worked_on == [slice(1, 3), slice(0, 3), slice(4, 6), slice(0, 6)]
+    for ours in (together, found):
+        assert close(ours.scores, expected.scores)
+
+
 @pytest.mark.parametrize("rule", ["absdot", "bias_token", "equal"])
 @pytest.mark.parametrize("count", [3, 40])
 def test_a_cap_on_the_outputs(rule, count):

@@ -95,11 +95,15 @@ def log_probabilities(model: nn.Module, texts: Sequence[Tensor], output: Tensor)
     return Said(ids, output.expand(len(ids), -1), "all").value(logits).double()
 
 
-def _gradient(model: nn.Module, said: Said, scale: float) -> tuple[Tensor, Tensor]:
-    """The word embeddings ``[b, i, d]``, and the gradient by them where they are scaled."""
+def _embedding(model: nn.Module, said: Said) -> Tensor:
     embed: Any = model.get_input_embeddings()  # type: ignore[operator]
     with torch.no_grad():
-        embedding = embed(said.fed)
+        return embed(said.fed)  # type: ignore[no-any-return]
+
+
+def _gradient(model: nn.Module, said: Said, scale: float) -> tuple[Tensor, Tensor]:
+    """The word embeddings ``[b, i, d]``, and the gradient by them where they are scaled."""
+    embedding = _embedding(model, said)
     scaled = (scale * embedding).requires_grad_()
     with torch.enable_grad():
         value = said.value(logits_of(model, said.outputs.shape[1], inputs_embeds=scaled))
@@ -153,6 +157,26 @@ def occlusion(model: nn.Module, said: Said) -> Tensor:
             without = torch.cat([fed[:, :k], fed[:, k + 1 :]], 1)
             scores[:, k] = (whole - said.value(logits_of(model, t, input_ids=without))).double()
     return scores
+
+
+def occlusion_by_zero(model: nn.Module, said: Said) -> Tensor:
+    """What the value loses where the token's word embedding is 0, for models to which it matters where tokens are."""
+    scores = torch.zeros(said.fed.shape, dtype=torch.float64)
+    with torch.no_grad():
+        embedding = _embedding(model, said)
+        whole = said.value(logits_of(model, said.outputs.shape[1], inputs_embeds=embedding))
+        for k in range(said.fed.shape[1]):
+            without = embedding.clone()
+            without[:, k] = 0
+            found = said.value(logits_of(model, said.outputs.shape[1], inputs_embeds=without))
+            scores[:, k] = (whole - found).double()
+    return scores
+
+
+def random_scores(model: nn.Module, said: Said) -> Tensor:
+    """Drawn from a normal distribution, by what is read: the same at each run."""
+    generator = torch.Generator().manual_seed(int(said.fed.sum()))
+    return torch.randn(said.fed.shape, dtype=torch.float64, generator=generator)
 
 
 def decompx(**options: Any) -> Scores:
