@@ -23,6 +23,7 @@ from decompx_fast.evaluation.method import Problem, get_method
 from decompx_fast.request.encoding import Reader
 from decompx_fast.request.versions import generator_of
 from decompx_fast.result.account import account
+from decompx_fast.result.difference import difference
 
 TEXT, OTHER = models.TEXTS[:2]
 
@@ -203,6 +204,14 @@ def test_what_cannot_be_asked_is_refused_with_what_to_do(explainer) -> None:
 def test_models_that_answer_at_positions_are_refused() -> None:
     with pytest.raises(OptionError, match="steps=2 needs a head that answers once.*token-classification"):
         DecompX(task_models.model("token-classification"))([2, 5, 6, 3], steps=2, baseline="remove")
+
+
+def test_differences_are_of_two_that_were_made_alike(explainer) -> None:
+    first, second = explainer(TEXT, steps=2, targets="POSITIVE"), explainer(TEXT, steps=3, targets="POSITIVE")
+    found = difference(first, second)
+    assert found.baseline_logits.abs().max() < 1e-12 and found.completeness_error < 1e-12
+    with pytest.raises(InputError, match="one of a and b has scores along paths.*explain both with the same steps"):
+        difference(first, explainer(TEXT, targets="POSITIVE"))
 
 
 def test_failures_stand_in_their_places(explainer) -> None:

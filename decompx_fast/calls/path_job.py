@@ -126,9 +126,9 @@ class PathJob:
             for n, pair in enumerate(batch)
         ]
 
-    def run_or_fail(self, batch: Sequence[Pair]) -> list[Explanation | Failure]:
-        """As :meth:`Job.run_or_fail`."""
-        return run_or_fail(self.run, batch)
+    def run_all(self, batches: Sequence[Sequence[Pair]], *, skip: bool) -> list[Sequence[Explanation | Failure]]:
+        """As :meth:`Job.run_all`, in one process."""
+        return [run_or_fail(self.run, batch) if skip else self.run(batch) for batch in batches]
 
     def _players(self, encoded: Encoded, sources: Sources | None) -> Players:
         if self.baseline == "remove" and not any(encoded.special):
@@ -214,6 +214,7 @@ def _check_asked(job: Job, steps: int) -> None:
         (bool(config.stages), f"stages={list(config.stages)!r}", lambda: "stages are of one version of a text"),
         (bool(job.positions), f"positions={list(job.positions)!r}", lambda: "stages are of one version of a text"),
         (job.check != "standard", f"check={job.check!r}", lambda: "errors are measured of one version of a text"),
+        (job.execution.exchange is not None, "group", lambda: "versions of a text are explained in one process"),
     )
     for is_asked, what, why in refused:
         if is_asked:

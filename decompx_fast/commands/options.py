@@ -18,6 +18,8 @@ class _Mebibytes(click.IntRange):
 WORKSPACE = _Mebibytes(min=1)
 #: As :data:`decompx_fast.engines.choose.CHECKS`, which cannot be read without torch.
 CHECKS = ("standard", "thorough")
+#: As :data:`decompx_fast.engines.storage.STORAGES`, likewise.
+STORAGES = ("memory", "disk")
 #: As :data:`decompx_fast.request.versions.BASELINES`, for the same reason.
 BASELINES = ("mask", "pad", "remove")
 
