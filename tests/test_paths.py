@@ -250,12 +250,13 @@ def test_the_command_line_and_bulk_take_steps(explainer, tmp_path) -> None:
     assert row.scores.tolist() == said["scores"] and row.baseline_logits.tolist() == said["baseline_logits"]
 
 
-def test_the_method_of_the_evaluation_is_the_same(explainer) -> None:
+@pytest.mark.parametrize(("name", "steps"), [("decompx-paths", 10), ("decompx-paths-3", 3)])
+def test_the_methods_of_the_evaluation_are_the_same(explainer, name, steps) -> None:
     reader = Reader(explainer.tokenizer, None)
     inputs = [reader.read_one(text, text) for text in (TEXT, OTHER)]
-    scores = get_method("decompx-paths").score(Problem(explainer.model, explainer.tokenizer, inputs, [2, 0], seed=5))
+    scores = get_method(name).score(Problem(explainer.model, explainer.tokenizer, inputs, [2, 0], seed=5))
     for row, text, target in zip(scores, (TEXT, OTHER), (2, 0), strict=True):
-        assert (row - explainer(text, targets=target, steps=10, seed=5).scores[:, 0]).abs().max() < 1e-12
+        assert (row - explainer(text, targets=target, steps=steps, seed=5).scores[:, 0]).abs().max() < 1e-12
 
 
 @given(st.lists(st.tuples(st.floats(-5, 5), st.integers(1, 4)), min_size=1, max_size=12))
