@@ -18,13 +18,14 @@ from ...ops.shares import safe_norm
 from ..accuracy import Conditioning, model_dtype_of
 from ..attribution import Attribution
 from ..bias import Rule
-from ..blocks import Workspace, blocks, wide
+from ..blocks import Workspace, blocks, carve, wide
 from ..dtype_range import check_layer, finite_state
 from ..head import through_head
 from ..reach import Reach, equal_shares, equal_shares_at_head, reach_after, reach_of_convolution
 from ..shape import form_refusal
 from ..terms import Terms, close, head_for, layer_weights_of
 from .attention import attend_, attend_row
+from .columns import sources_of_encoder, widen_
 from .convolution import Convolved, finish_convolution_
 from .direct import at_rows, finish_sublayer_
 from .first import attend_first
@@ -55,7 +56,8 @@ class Propagation:
     """One explanation under way: the state, and what every layer needs to move it on.
 
     Attributes:
-        x: ``[b, i, k, d]``, the state; the last layer leaves of it the position that is read, and those asked for.
+        x: ``[b, i, k, d]``, the state; the last layer leaves of it the position that is read, and those asked for. Of
+            an encoder it has only the sources that its tokens belong to (:mod:`.columns`).
         memory: ``[b, j, k, d]``, of an encoder-decoder the encoder's last state, once it is there.
         held: the positions of the state that are left; ``None``: all.
     """
@@ -90,13 +92,18 @@ class Propagation:
         self.mixing = dataclasses.replace(self.mixing, member=self.member[:, self.own])
         self.reach: Reach | None = Reach.at_start(self.linearization, layer)
         b, n, d = self.embedding.shape
-        self.x = self.embedding.new_empty(b, n, self.plan.costs.k, d)
+        self.x = self._whole = self.embedding.new_empty(b, n, self.plan.costs.k, d)
+        if encoder is not None and layer < encoder.layers:
+            sources = sources_of_encoder(encoder, self.member, self.embedding, self.config)
+            if sources is not None:
+                self.x = carve(self._whole, b, n, sources + self.sharing.collects, d)
 
     def apply(self, layer: LinearizedLayer) -> None:
         """Move the state through one layer."""
         encoder = self.linearization.encoder
         if encoder is not None and layer.index == encoder.layers:
-            self.memory = self.x
+            is_whole = self.x.shape == self._whole.shape
+            self.memory = self.x if is_whole else widen_(self._whole, self.x, collects=self.sharing.collects)
             self._begin(layer.index)
             self._put_embedding()
         check_layer(layer, self.dtype)
@@ -145,7 +152,7 @@ class Propagation:
         """How biases reach the sources that have come so far."""
         if self.config.bias != "equal":
             return self.sharing
-        n_sources = self.plan.costs.k - self.sharing.collects
+        n_sources = self.x.shape[2] - self.sharing.collects
         shares = equal_shares(reach, self.member, n_sources, wide(self.dtype))  # [b, i, k]
         return dataclasses.replace(self.sharing, known=shares.flatten(0, 1)[None])
 
