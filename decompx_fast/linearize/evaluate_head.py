@@ -23,8 +23,9 @@ from .steps import COMPUTED
 from .terms import MEAN_OUTPUT, Pooled, Reading, Terms, arrange
 
 #: What a head reads by itself: a position (negative ones count from the end), one for each item of the batch ``[b]``,
-#: the mean of all or means of some, or nothing: then each position by itself, and terms say which.
-Read = int | Tensor | Literal["mean", "each"] | Pooled
+#: the mean of all or means of some; each of them, of whose outputs the mean is taken; or nothing: then each position by
+#: itself, and terms say which.
+Read = int | Tensor | Literal["mean", "averaged", "each"] | Pooled
 
 
 def linearize_head(steps: Sequence[HeadStepSpec], read: Read, x: Tensor, terms: Terms | None = None) -> Head:
@@ -74,7 +75,11 @@ def read_terms(steps: Sequence[HeadStepSpec], read: Read, x: Tensor, terms: Term
                 "outputs themselves"
             )
     reading = arrange(terms, own, n, count)
-    return replace(reading, ranges=read.ranges) if isinstance(read, Pooled) else reading
+    if isinstance(read, Pooled):
+        return replace(reading, ranges=read.ranges)
+    if isinstance(read, str) and read == "averaged":
+        return replace(reading, rows=torch.arange(n, device=x.device).expand(b, -1), averaged=True)
+    return reading
 
 
 def _is_narrow(step: HeadStepSpec, reading: Reading) -> bool:

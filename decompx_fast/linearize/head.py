@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -93,6 +93,11 @@ class HeadStep:
         y = self.norm.linear(y)
         return y if self.norm.bias is None else y + self.norm.bias
 
+    def at(self, rows: slice) -> HeadStep:
+        """The step on some of the rows, where the weights are those of all."""
+        norm = None if self.norm is None else replace(self.norm, std=self.norm.std[:, rows])
+        return replace(self, preactivation=self.preactivation[:, rows], norm=norm)
+
 
 @dataclass(frozen=True)
 class Head:
@@ -137,9 +142,11 @@ class Head:
 
         Args:
             held: the positions that ``x`` has, the head's own first; ``None``: all.
-            dtype: of means.
+            dtype: of means, and of a reading that is averaged later.
         """
         rows = self.reading.rows
+        if self.reading.averaged:  # all that there are, in their order
+            return x if dtype is None else x.to(dtype)
         if rows is None:
             parts = []
             for start, stop in self.reading.spans(self.n):
@@ -152,6 +159,12 @@ class Head:
         if held is not None:
             rows = torch.searchsorted(torch.tensor(self.positions, device=rows.device), rows)
         return x[torch.arange(len(x), device=x.device)[:, None], rows.to(x.device)]
+
+    def at(self, rows: slice) -> Head:
+        """Of a head whose outputs are averaged, the same at some of the positions, each by itself."""
+        own = self.reading.rows
+        reading = replace(self.reading, rows=None if own is None else own[:, rows], averaged=False)
+        return replace(self, reading=reading, steps=tuple(step.at(rows) for step in self.steps))
 
     @property
     def is_narrow(self) -> bool:

@@ -225,7 +225,8 @@ class ModelSpec:
         layers: what each of them computes.
         head: the steps from what is read to the logits.
         read: the position that the head reads (negative ones count from the end); ``"mean"`` for the mean of all of
-            them; :class:`.terms.Pooled` for means of some of them; ``"each"`` where it is applied to each position by
+            them; :class:`.terms.Pooled` for means of some of them; ``"averaged"`` where it is applied to each, and its
+            outputs are the mean of what it gives there; ``"each"`` where it is applied to each position by
             itself, so that there are outputs at all of them; or a function of the model's inputs that gives the
             position in each of them, ``[b]``.
         limits: what inputs the model has embeddings for.
@@ -254,7 +255,7 @@ class ModelSpec:
     layer_modules: tuple[nn.Module, ...]
     layers: tuple[LayerSpec, ...]
     head: tuple[HeadStepSpec, ...]
-    read: int | Literal["mean", "each"] | Pooled | Callable[[Mapping[str, Tensor]], Tensor]
+    read: int | Literal["mean", "averaged", "each"] | Pooled | Callable[[Mapping[str, Tensor]], Tensor]
     limits: InputLimits
     state_modules: tuple[nn.Module, ...] = ()
     in_float32: bool = False
@@ -281,8 +282,8 @@ class ModelSpec:
 
     @property
     def reads_all(self) -> bool:
-        """Whether the head reads a mean of positions."""
-        return self.read == "mean" or isinstance(self.read, Pooled)
+        """Whether the head reads all positions, or a mean of them."""
+        return self.read in ("mean", "averaged") or isinstance(self.read, Pooled)
 
     @property
     def width(self) -> int:

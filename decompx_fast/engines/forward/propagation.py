@@ -20,7 +20,7 @@ from ..attribution import Attribution
 from ..bias import Rule
 from ..blocks import Workspace, blocks, wide
 from ..dtype_range import check_layer, finite_state
-from ..head import through_head
+from ..head import norms_at_head, through_head
 from ..reach import Reach, equal_shares, equal_shares_at_head, reach_after, reach_of_convolution
 from ..shape import form_refusal
 from ..terms import Terms, close, head_for, layer_weights_of
@@ -357,11 +357,12 @@ class Propagation:
 
     def finish(self) -> Attribution:
         """The scores at the rows that the head reads, in float32 at least."""
-        rows = self._read().to(wide(self.dtype))  # [b, r, k, d]
+        rows = self._read()  # [b, r, k, d]
         if not self.config.head:
+            rows = rows.to(wide(self.dtype))
             true = self.output if self.held is None else self.output[:, list(self.held)]
             gap = (self.x.sum(2, dtype=rows.dtype) - true).abs().amax((1, 2)).double()
-            return Attribution(self.head.reading.pick_rows(safe_norm(rows).transpose(1, 2)), None, gap, self.stages)
+            return Attribution(norms_at_head(rows, self.head), None, gap, self.stages)
         scores, bias_token = through_head(rows, self.head, self.config, self._rule_at_head, self._keep_pooled)
         return close(scores, bias_token, self.linearization, self.terms, self.stages)
 
@@ -371,7 +372,7 @@ class Propagation:
 
     def _read_state(self) -> Tensor:
         """What the head reads of the state."""
-        return self.head.read(self.x, self.held, wide(self.dtype))
+        return self.head.read(self.x, self.held, None if self.head.reading.averaged else wide(self.dtype))
 
     def _rule_at_head(self, name: str) -> Rule:
         """How a rule shares biases among the sources of what the head reads."""

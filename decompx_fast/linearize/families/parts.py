@@ -28,7 +28,7 @@ from ..spec import (
 from ..terms import Pooled
 
 #: What a head reads by itself, as :class:`..spec.ModelSpec` has it.
-Read = int | Literal["mean", "each"] | Pooled | Callable[[Mapping[str, Tensor]], Tensor]
+Read = int | Literal["mean", "averaged", "each"] | Pooled | Callable[[Mapping[str, Tensor]], Tensor]
 
 #: A module of transformers: what parts it has is known only when it runs.
 Module = Any
@@ -226,6 +226,12 @@ def stacked(
     *before, last = specs[-1]
     specs[-1] = (*before, replace(last, post_norm=final_norm[1]))
     return modules, tuple(specs), (*modules[:-1], final_norm[0])
+
+
+def plain_attention(model: Module) -> bool:
+    """Whether a model attends by transformers' plain implementation, whose softmax is in float32 in most architectures,
+    whatever the dtype."""
+    return getattr(model.config, "_attn_implementation", None) == "eager"
 
 
 def embedding_limits(

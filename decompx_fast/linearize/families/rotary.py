@@ -9,7 +9,7 @@ from functools import partial
 from ...errors import UnsupportedModelError
 from ..spec import AttentionSpec, LayerSpec, ModelSpec, SublayerSpec
 from .bert import ATTENTION, classifier, dense_and_out_proj, pooler_and_classifier, summary_read
-from .heads import BARE, LM_HEAD, PREDICTIONS, SPANS, TOKENS, headed, in_turn, linear, module, steps_of
+from .heads import BARE, LM_HEAD, PREDICTIONS, SPANS, TOKENS, Read, headed, in_turn, linear, module, steps_of
 from .parts import Module, Parts, embedding_limits, interleaved_rotary_positions, model_spec, rotary_positions
 
 
@@ -98,18 +98,19 @@ def eurobert_body(model: Module, encoder: str) -> ModelSpec:
 
 
 def eurobert(model: Module) -> ModelSpec:
-    """``EuroBertForSequenceClassification``: dense, activation, classifier, on the first token or the mean."""
+    """``EuroBertForSequenceClassification``: dense, activation, classifier, on the first token, the mean, or each."""
     pooling = model.classifier_pooling
-    if pooling not in ("bos", "mean"):
-        raise UnsupportedModelError(
-            f"classifier_pooling={pooling!r} applies the head to every token and takes the mean of the logits: only "
-            "'bos' and 'mean' can be explained yet"
-        )
+    if pooling not in EUROBERT_READ:
+        raise UnsupportedModelError(f"classifier_pooling={pooling!r}: supported are {', '.join(EUROBERT_READ)}")
     spec = eurobert_body(model, "model")
     parts = Parts(model, "", spec.width)
     head = (parts.step("dense", parts.activation("activation")), parts.step("classifier"))
-    return replace(spec, head=head, read="mean" if pooling == "mean" else 0)
+    return replace(spec, head=head, read=EUROBERT_READ[pooling])
 
+
+#: What is read, by the option ``classifier_pooling``: the first token, the mean of all, or each, whose logits are
+#: averaged.
+EUROBERT_READ: dict[str, Read] = {"bos": 0, "mean": "mean", "late": "averaged"}
 
 #: The summary is the last token alone.
 _CHOICE = in_turn(
