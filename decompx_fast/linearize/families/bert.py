@@ -26,7 +26,7 @@ from .heads import (
     pooled,
     steps_of,
 )
-from .parts import Module, Parts, embedding_limits, model_spec
+from .parts import Module, Parts, embedding_limits, model_spec, plain_attention
 
 #: The maps of an attention, where the modules are named as BERT's.
 ATTENTION = tuple(f"attention.{name}" for name in ("self.query", "self.key", "self.value", "output.dense"))
@@ -84,7 +84,8 @@ def layoutlm_body(model: Module, encoder: str) -> ModelSpec:
     embeddings = embeddings.below(encoder).below("embeddings")
     names = [f"{axis}_position_embeddings" for axis in "xyhw"]
     size = min(embedding_module(embeddings[name], f"{embeddings.name}.{name}").num_embeddings for name in names)
-    return replace(spec, limits=replace(spec.limits, sizes={**spec.limits.sizes, "bbox": size}))
+    limits = replace(spec.limits, sizes={**spec.limits.sizes, "bbox": size})
+    return replace(spec, limits=limits, in_float32=plain_attention(model))
 
 
 def classifier(

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from ..spec import FeedForwardSpec, LayerSpec, ModelSpec, SublayerSpec
 from .heads import BARE, HeadKind, Read, headed, in_turn
-from .parts import Module, Parts, embedding_limits, model_spec, rotary_positions_in_float32
+from .parts import Module, Parts, embedding_limits, model_spec, plain_attention, rotary_positions_in_float32
 
 
 def modernbert_layer(layer: Parts) -> LayerSpec:
@@ -38,6 +38,7 @@ def modernbert_body(model: Module, encoder: str) -> ModelSpec:
         head=(),
         limits=embedding_limits(base.below("embeddings"), "tok_embeddings", most=config.max_position_embeddings),
         final_norm=(base["final_norm"], base.norm("final_norm")),
+        in_float32=plain_attention(model),
     )
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..spec import AttentionSpec, Context, FeedForwardSpec, LayerSpec, ModelSpec, NormSpec, Positions, SublayerSpec
 from .decoder import heads, stack
-from .parts import Parts, embedding_limits, rotary_positions
+from .parts import Parts, embedding_limits, plain_attention, rotary_positions
 
 
 def neox_layer(layer: Parts) -> LayerSpec:
@@ -135,7 +135,7 @@ def starcoder2_layer(layer: Parts) -> LayerSpec:
 
 def _model(parts: Parts, describe_layer: Callable[[Parts], LayerSpec], words: str, norm: str) -> ModelSpec:
     limits = embedding_limits(parts, words, None, None, most=parts.module.config.max_position_embeddings)
-    return stack(parts, "layers", describe_layer, norm=norm, limits=limits)
+    return stack(parts, "layers", describe_layer, norm=norm, limits=limits, in_float32=plain_attention(parts.module))
 
 
 neox = partial(_model, describe_layer=neox_layer, words="embed_in", norm="final_layer_norm")

@@ -8,7 +8,7 @@ from functools import partial
 from ..spec import HeadStepSpec, LayerSpec, ModelSpec, SublayerSpec
 from .decoder import heads, stack
 from .heads import HeadKind
-from .parts import Parts, embedding_limits
+from .parts import Parts, embedding_limits, plain_attention
 
 
 def opt_layer(layer: Parts) -> LayerSpec:
@@ -30,7 +30,7 @@ def opt(parts: Parts) -> ModelSpec:
     parts, config = parts.below("decoder"), parts.module.config
     limits = embedding_limits(parts, "embed_tokens", None, None, most=config.max_position_embeddings)
     norm = None if parts["final_layer_norm"] is None else "final_layer_norm"
-    return stack(parts, "layers", opt_layer, norm=norm, limits=limits)
+    return stack(parts, "layers", opt_layer, norm=norm, limits=limits, in_float32=plain_attention(parts.module))
 
 
 def narrowed(head: HeadKind) -> HeadKind:

@@ -27,12 +27,13 @@ from ..spec import (
     SublayerSpec,
 )
 from ..terms import Pooled
-from .parts import Module, Parts, Read, model_spec
+from .parts import Module, Parts, Read, model_spec, plain_attention
 
 #: The name of the position of the class in all of these models.
 CLASS = "[CLS]"
 
 ATTENTION = ["attention.q_proj", "attention.k_proj", "attention.v_proj", "attention.o_proj"]
+NESTED = ("attention.query", "attention.key", "attention.value", "output.dense")
 PLAIN = ("mlp.fc1", "mlp.fc2", "mlp.activation_fn")
 
 
@@ -56,11 +57,7 @@ def layer_of(
     module = layer[attention[0].split(".")[0]]
     heads = getattr(module, "num_attention_heads", None) or module.num_heads
     attend = layer.attention(attention, heads=heads, size=module.head_dim, positions=positions, causal=causal)
-    gated = hasattr(layer["mlp"], "gate_proj")
-    feed = (
-        layer.network("mlp.up_proj", "mlp.down_proj", "mlp.act_fn", "mlp.gate_proj") if gated else layer.network(*PLAIN)
-    )
-    return scaled_layer(layer, norms, attend, feed, scales)
+    return scaled_layer(layer, norms, attend, layer.network(*PLAIN), scales)
 
 
 def scaled_layer(
@@ -134,8 +131,7 @@ def picture_model(
         InputLimits(None, {}, picture),
         read=read,
         final_norm=None if norm is None else (parts[norm], parts.norm(norm)),
-        # transformers' plain attention takes its softmax in float32, whatever the dtype
-        in_float32=getattr(model.config, "_attn_implementation", None) == "eager",
+        in_float32=plain_attention(model),
     )
     return replace(spec, given=partial(interpolated, size=picture.size) if asks else None)
 
@@ -143,6 +139,12 @@ def picture_model(
 def classifier(parts: Parts) -> tuple[HeadStepSpec, ...]:
     """One map."""
     return (parts.step("classifier"),)
+
+
+def nested_attention(layer: Parts, positions: Callable[..., Any] | None = None) -> AttentionSpec:
+    """An attention whose maps are named as BERT's, in modules below it."""
+    paths = [f"attention.{name}" for name in NESTED]
+    return layer.attention(paths, heads=layer["attention.attention"].num_attention_heads, positions=positions)
 
 
 vit_layer = partial(layer_of, norms=("layernorm_before", "layernorm_after"))
@@ -194,9 +196,25 @@ def deit_body(model: Module, head: Callable[[Parts], tuple[HeadStepSpec, ...]]) 
 
 
 def dinov2_layer(layer: Parts) -> LayerSpec:
-    """The same with scales; the network may be gated."""
+    """The same with scales; the network may be gated. Earlier versions of transformers name and nest the modules
+    otherwise, and store gates and values as one."""
+    attention, network = layer["attention"], layer["mlp"]
+    if hasattr(attention, "q_proj"):
+        heads = getattr(attention, "num_attention_heads", None) or attention.num_heads
+        attend = layer.attention(ATTENTION, heads=heads, size=attention.head_dim)
+    else:
+        attend = nested_attention(layer)
+    if hasattr(network, "gate_proj"):
+        feed = layer.network("mlp.up_proj", "mlp.down_proj", "mlp.act_fn", "mlp.gate_proj")
+    elif hasattr(network, "weights_in"):
+        both = layer.affine("mlp.weights_in")
+        gate, value = both.part(0, 2), both.part(1, 2)
+        feed = FeedForwardSpec(value, layer.affine("mlp.weights_out", value.weight.shape[1]), "silu", gate)
+    else:
+        activation = "mlp.activation_fn" if hasattr(network, "activation_fn") else "mlp.activation"
+        feed = layer.network("mlp.fc1", "mlp.fc2", activation)
     scales = layer["layer_scale1.lambda1"], layer["layer_scale2.lambda1"]
-    return layer_of(layer, ("norm1", "norm2"), scales=scales)
+    return scaled_layer(layer, ("norm1", "norm2"), attend, feed, scales)
 
 
 def dinov2(model: Module, base: str = "dinov2") -> ModelSpec:
@@ -245,11 +263,9 @@ def data2vec(model: Module) -> ModelSpec:
     shared = getattr(model.data2vec_vision.encoder, "relative_position_bias", None)
 
     def layer(parts: Parts, picture: PictureLimits) -> LayerSpec:
-        own = parts["attention.attention"]
-        tables = [table for table in (shared, getattr(own, "relative_position_bias", None)) if table is not None]
-        positions = partial(beit_positions, tables=tables, patch=picture.patch)
-        paths = [f"attention.{name}" for name in ("attention.query", "attention.key", "attention.value")]
-        attend = parts.attention([*paths, "attention.output.dense"], heads=own.num_attention_heads, positions=positions)
+        own = getattr(parts["attention.attention"], "relative_position_bias", None)
+        tables = [table for table in (shared, own) if table is not None]
+        attend = nested_attention(parts, partial(beit_positions, tables=tables, patch=picture.patch))
         feed = parts.network("intermediate.dense", "output.dense", "intermediate.intermediate_act_fn")
         norms = "layernorm_before", "layernorm_after"
         return scaled_layer(parts, norms, attend, feed, (parts["lambda_1"], parts["lambda_2"]))

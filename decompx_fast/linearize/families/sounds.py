@@ -27,7 +27,7 @@ from ..spec import (
     SublayerSpec,
 )
 from ..terms import Pooled
-from .parts import Module, Parts, model_spec
+from .parts import Module, Parts, model_spec, plain_attention
 from .pictures import CLASS, pair, vit_layer
 
 WAV2VEC2_ATTENTION = [f"attention.{name}" for name in ("q_proj", "k_proj", "v_proj", "out_proj")]
@@ -68,8 +68,7 @@ def ast(model: Module) -> ModelSpec:
         InputLimits(None, {}, sound=sound),
         read=Pooled(((0, 2),)),
         final_norm=(parts[f"{base}.layernorm"], parts.norm(f"{base}.layernorm")),
-        # transformers' plain attention takes its softmax in float32 here, whatever the dtype
-        in_float32=getattr(config, "_attn_implementation", None) == "eager",
+        in_float32=plain_attention(model),
     )
 
 

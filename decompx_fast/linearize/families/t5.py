@@ -10,6 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from ...errors import UnsupportedModelError
 from ..spec import AttentionSpec, Context, InputLimits, LayerSpec, ModelSpec, SublayerSpec
 from .encoder_decoder import CLASSES_AT_END, Stack, headed, joined, next_token, of_text
 from .heads import BARE, SPANS, TOKENS, HeadKind, with_head
@@ -35,6 +36,12 @@ def block(layer: Parts, first: Module) -> LayerSpec:
     layer, whose positions those have that have none of their own."""
     own, decodes = layer["layer.0.SelfAttention"], bool(layer["is_decoder"])
     positions = partial(relative, attention=own if own.has_relative_attention_bias else first)
+
+    if decodes and own.config._attn_implementation == "sdpa" and not getattr(own, "is_causal", True):
+        raise UnsupportedModelError(
+            f"{layer.name} attends to what comes after a token, unless there is padding: so do UMT5's decoders in some "
+            "versions of transformers (5.17 is one). Load the model with attn_implementation='eager'"
+        )
 
     def attend(path: str) -> AttentionSpec:
         paths = [f"{path}.{name}" for name in "qkvo"]
