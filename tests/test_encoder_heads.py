@@ -150,7 +150,6 @@ def test_a_changed_head_is_refused(name):
 
 def test_heads_that_are_refused_are_told_why():
     for name, reason in (
-        ("BigBirdForQuestionAnswering", "a network of its own with a residual"),
         ("XLMForQuestionAnswering", "ends in Simple can be explained"),
         ("MobileBertForMaskedLM", "put together of two"),
     ):

@@ -241,6 +241,8 @@ class ModelSpec:
         pads: whether the model adds padding at the end that no position attends, so that its states are longer than
             its inputs: then that is cut off.
         backbone: what is run where the head is not; ``None``: the model.
+        tail: what is run on the last state that the backbone gives, where modules of the head are parts of the last
+            layer as it is described here; or ``None``.
         given: what the model, or the backbone, is called with besides these inputs, computed from them.
         layer_weights: gives ``[layers + 1]`` weights, where the head reads the sum of the states before the first layer
             and after each, so weighted, and not the last alone; ``read`` is the mean then, and the head linear.
@@ -263,6 +265,7 @@ class ModelSpec:
     in_place: bool = False
     pads: bool = False
     backbone: nn.Module | None = None
+    tail: nn.Module | None = None
     given: Callable[[Mapping[str, Tensor]], Mapping[str, Any]] | None = None
     outputs_of: Callable[[nn.Module, Tensor], Tensor] | None = None
     layer_weights: Callable[[], Tensor] | None = None

@@ -31,9 +31,6 @@ _CONVOLVED = "it is made of convolutions over a picture, which are no layers of 
 #: Why not, by the name of the class in transformers.
 UNSUPPORTED: dict[str, str] = {
     "BartModel": _BOTH_STATES,
-    "BigBirdForQuestionAnswering": (
-        "its head is a network of its own with a residual connection, and hides the question's tokens from the answer"
-    ),
     "BigBirdPegasusForConditionalGeneration": _CHOSEN_POSITIONS,
     "BigBirdPegasusForSequenceClassification": _CHOSEN_POSITIONS,
     "CanineForSequenceClassification": "it shortens the sequence of characters and lengthens it again between layers",
