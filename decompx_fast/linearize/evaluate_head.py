@@ -108,8 +108,8 @@ def _narrow_step(map_: Affine, activation: str | None, x: Tensor, outputs: Tenso
     """The same of some outputs of a map, whose weights are copied for these alone."""
     if bool((outputs == outputs[:1, :1]).all()):
         outputs = outputs[0, 0]  # [q], alike for all rows
-    whole = WholeMap(map_.weight, map_.bias)
-    rows = map_.weight.T[outputs.clamp_min(0)].to(x.dtype)  # [..., q, d]
+    whole = WholeMap(map_)
+    rows = map_.rows_of(outputs.clamp_min(0)).to(x.dtype)  # [..., q, d]
     bias = None if map_.bias is None else map_.bias[outputs.clamp_min(0)].to(x.dtype)
     is_mean = outputs == MEAN_OUTPUT
     if bool(is_mean.any()):

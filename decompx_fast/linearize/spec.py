@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor, nn
 
 from .affine import Affine as Affine  # families take all that a model is described by from here
+from .affine import Stacked as Stacked
 from .limits import InputLimits as InputLimits
 from .limits import PictureLimits as PictureLimits
 from .limits import SoundLimits as SoundLimits

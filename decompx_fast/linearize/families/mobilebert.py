@@ -11,7 +11,18 @@ from dataclasses import replace
 from torch import nn
 
 from ...errors import UnsupportedModelError
-from ..spec import Affine, AttentionSpec, HeadStepSpec, LayerSpec, ModelSpec, NormSpec, StateMapSpec, SublayerSpec
+from ..readers import stored
+from ..spec import (
+    Affine,
+    AttentionSpec,
+    HeadStepSpec,
+    LayerSpec,
+    ModelSpec,
+    NormSpec,
+    Stacked,
+    StateMapSpec,
+    SublayerSpec,
+)
 from .heads import BARE, SPANS, TOKENS, HeadKind, headed, in_turn
 from .parts import Module, Parts, embedding_limits, model_spec
 
@@ -85,6 +96,14 @@ def _pooled(path: str) -> HeadKind:
     return HeadKind(steps, in_turn(calls=(path,), pooler="mobilebert.pooler").call, read=0)
 
 
+def _predictions(parts: Parts) -> tuple[HeadStepSpec, ...]:
+    """Dense, activation, norm, and a map to the vocabulary: the embeddings, and below them more rows of their own."""
+    head = parts.below("cls.predictions")
+    dense = head.step("transform.dense", head.activation("transform.transform_act_fn"), "transform.LayerNorm")
+    words, more = (stored(head[name], "weight", f"{head.name}.{name}") for name in ("decoder", "dense"))
+    return dense, HeadStepSpec(Stacked.of((words.T, more), head["decoder.bias"].detach()))
+
+
 def mobilebert(model: Module) -> ModelSpec:
     """``MobileBertForSequenceClassification``: pooler, classifier."""
     spec = mobilebert_body(model, "mobilebert")
@@ -94,6 +113,7 @@ def mobilebert(model: Module) -> ModelSpec:
 _HEADS = {
     "ForTokenClassification": TOKENS,
     "ForQuestionAnswering": SPANS,
+    "ForMaskedLM": HeadKind(_predictions, in_turn(calls=("cls",)).call),
     "ForNextSentencePrediction": _pooled("cls.seq_relationship"),
     "ForPreTraining": _pooled("cls.seq_relationship"),
     "ForMultipleChoice": _pooled("classifier"),
