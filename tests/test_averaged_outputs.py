@@ -16,7 +16,10 @@ from decompx_fast.engines.adjoint import run as adjoint
 from decompx_fast.engines.forward import run as forward
 from decompx_fast.engines.terms import Terms
 from decompx_fast.errors import UnsupportedModelError
-from decompx_fast.linearize.linearization import linearize
+from decompx_fast.evaluation.method import Problem, get_method
+from decompx_fast.evaluation.methods import relevance
+from decompx_fast.linearize.linearization import linearize, specification
+from decompx_fast.request.encoded import Encoded
 
 #: Its norms compute in float32 whatever the dtype.
 TOLERANCE = 1e-5
@@ -111,3 +114,18 @@ def test_another_pooling_and_a_changed_head_are_refused():
     refuses(
         linearize, model, inputs(), match=("classifier_pooling='max'", "bos, mean, late"), error=UnsupportedModelError
     )
+
+
+def test_relevance_is_the_mean_over_the_tokens():
+    """Of another method, whose rules are linear in what is passed back."""
+    model, ids, target = model_of(), inputs()["input_ids"][0].tolist(), 1
+    encoded = Encoded({"input_ids": torch.tensor(ids)}, tuple(map(str, ids)), (None,) * N, (False,) * N, ())
+    (found,) = get_method("attn-lrp").score(Problem(model, None, [encoded], [target]))
+    linearization, spec = linearize(model, {"input_ids": torch.tensor([ids])}), specification(model)
+    expected = torch.zeros(N, dtype=torch.float64)
+    for position in range(N):
+        x = linearization.embedding.clone().requires_grad_()
+        state = relevance.forward(spec.layers, x, linearization.contexts)
+        logits = relevance.head(spec.head, state[:, position])
+        expected += relevance.gradient_times_input(logits[:, target], x)[0] / N
+    assert torch.allclose(found, expected, rtol=1e-9, atol=1e-12)

@@ -128,7 +128,8 @@ CASES = {case: (name, options) for case, (name, options) in ALL_CASES.items() if
 #: Cases whose model takes some steps in float32 whatever its dtype: it can be compared with no more closely.
 IN_FLOAT32 = dict.fromkeys(
     ["eurobert", "eurobert_mean", "eurobert_late", "deberta_v1", "deberta_v1_one_way", "deberta_v1_absolute"]
-    + ["xlm", "xlm_causal", "flaubert", "longformer", "longformer_wide"],
+    + ["xlm", "xlm_causal", "flaubert", "longformer", "longformer_wide"]
+    + ([] if transformers.LayoutLMModel._supports_sdpa else ["layoutlm"]),
     1e-5,
 )
 
