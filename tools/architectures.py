@@ -61,7 +61,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "conv_act": "gelu",
     },
     "Deberta": {"relative_attention": True, "pos_att_type": ["c2p", "p2c"]},
-    "EuroBert": {"classifier_pooling": "mean"},
     "Esm": {"position_embedding_type": "rotary", "mask_token_id": 4},
     "Flaubert": {"pad_index": 1, "bos_index": 0, "eos_index": 2},
     "Longformer": {"attention_window": 4, "sep_token_id": 2},
