@@ -93,7 +93,7 @@ def bulk(texts: list[str], workers: int) -> dict[str, Any]:
     }
 
 
-def _alone(texts: list[str], ready: Any, connection: Any) -> None:
+def _alone(texts: list[str], read_ahead: int, ready: Any, connection: Any) -> None:
     import torch
 
     from decompx_fast import DecompX
@@ -103,19 +103,21 @@ def _alone(texts: list[str], ready: Any, connection: Any) -> None:
     list(explainer.explain_iter(texts[:64], bias="none"))
     ready.wait()
     start = time.perf_counter()
-    for _ in explainer.explain_iter(texts, bias="none", read_ahead=READ_AHEAD):
+    for _ in explainer.explain_iter(texts, bias="none", read_ahead=read_ahead):
         pass
     connection.send(len(texts) / (time.perf_counter() - start))
 
 
-def alone(texts: list[str], processes: int) -> float:
-    """Rows a second of the engine, in several processes at once, each with an equal part of the texts."""
+def alone(texts: list[str], processes: int, read_ahead: int = READ_AHEAD) -> float:
+    """Rows a second of the engine, in several processes at once, each with an equal part of the texts, of which it
+    reads so many ahead."""
     context = multiprocessing.get_context("spawn")
     ready = context.Barrier(processes)
     size, ends, running = len(texts) // processes, [], []
     for n in range(processes):
         connection, other = context.Pipe()
-        running.append(context.Process(target=_alone, args=(texts[n * size : (n + 1) * size], ready, other)))
+        own = texts[n * size : (n + 1) * size]
+        running.append(context.Process(target=_alone, args=(own, read_ahead, ready, other)))
         running[-1].start()
         ends.append(connection)
     found = sum(connection.recv() for connection in ends)

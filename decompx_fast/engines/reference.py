@@ -31,7 +31,7 @@ from .accuracy import Conditioning, model_dtype_of
 from .attribution import Attribution
 from .bias import Rule, safe_norm
 from .dtype_range import check_embedding, check_layer, finite, finite_state
-from .head import norms_at_head, through_head
+from .head import through_head
 from .reach import active_ops
 from .terms import Terms, close, head_for, layer_weights_of
 from .walk import Walk
@@ -140,9 +140,9 @@ def _norms_at_head(x: Tensor, rollout: Tensor | None, head: Head) -> Tensor:
             "aggregation='rollout' tells of one row of norms, and the head of this model reads "
             f"{len(head.reading.ranges)} together: use aggregation='vector'"
         )
-    if rollout is None:
-        return norms_at_head(head.read(x), head)
-    return head.reading.pick_rows(head.reading.together(head.read(rollout)).transpose(1, 2))
+    read = head.reading.together(head.read(x if rollout is None else rollout))
+    norms = safe_norm(read) if rollout is None else read  # [b, r, k]
+    return head.reading.pick_rows(norms.transpose(1, 2))
 
 
 def _start(
