@@ -348,8 +348,9 @@ class Propagation:
 
     def finish(self) -> Attribution:
         """The scores at the rows that the head reads, in float32 at least."""
-        rows = self._read().to(wide(self.dtype))  # [b, r, k, d]
+        rows = self._read()  # [b, r, k, d]
         if not self.config.head:
+            rows = self.head.reading.together(rows.to(wide(self.dtype)))
             true = self.output if self.held is None else self.output[:, list(self.held)]
             parts, norms = self.x.sum(2, dtype=rows.dtype), safe_norm(rows)
             if self.shard is not None:
@@ -367,7 +368,8 @@ class Propagation:
 
     def _read_state(self) -> Tensor:
         """What the head reads of the state."""
-        return self._of_sources(lambda x: self.head.read(x, self.held, wide(self.dtype)))
+        dtype = None if self.head.reading.averaged else wide(self.dtype)  # of all, row after row is made wider
+        return self._of_sources(lambda x: self.head.read(x, self.held, dtype))
 
     def _of_sources(self, read: Callable[[Tensor], Tensor]) -> Tensor:
         """What is read of the state ``[b, i, k, d]``, source by source, ``[b, r, k, d]``."""
