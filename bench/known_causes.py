@@ -75,8 +75,7 @@ METHODS: dict[str, Scores] = {
     DEFAULT: decompx(),
     NO_BIAS: decompx(bias="none"),
     "DecompX, gate value": decompx(gate="value"),
-    "attention local": with_rules(Rules(attention="local")),
-    "attention path": with_rules(Rules(attention="path")),
+    "attention 1/2, 0": with_rules(Rules(attention=(0.5, 0.0))),
     "AttnLRP": attn_lrp,
     "gradient x input": gradient_x_input,
     "integrated gradients": integrated_gradients,
@@ -282,7 +281,7 @@ def report(found: dict[Case, dict[str, Any]]) -> str:
         "*First*: in how many texts a cause has the largest magnitude; *all first*, where there are two causes: in how "
         "many each of them has a larger magnitude than any other token. With 95 % intervals from a bootstrap of models "
         "and of texts. *Occlusion* makes the word embedding 0, since to take a token out moves all others. *Attention "
-        "local* and *path* are rules that no engine has (`bench/frozen_rules.py`).",
+        "1/2, 0* is DecompX with half of what values bring, a rule that no engine has (`bench/frozen_rules.py`).",
     ]
     for model in MODELS:
         shown = columns(found, model, None)

@@ -291,6 +291,12 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
     assert not loaded & {"torch", "triton", "transformers", "numpy"}
 
 
+def test_a_service_listens_without_what_its_processes_load() -> None:
+    loaded = loaded_after("import decompx_fast.serve.run, decompx_fast.commands.serve")
+    assert "fastapi" in loaded
+    assert not loaded & {"torch", "triton", "transformers"}
+
+
 @pytest.mark.slow
 def test_linearised_layers_and_engines_load_without_transformers() -> None:
     engines = [name for _, name in source_files(ROOT) if name.startswith(f"{PACKAGE}.engines.")]
