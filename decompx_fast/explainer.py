@@ -40,7 +40,7 @@ class DecompX(ExplainedModel):
 
     Args:
         model: a Hugging Face model of a supported architecture with a head, whose class says what it is asked; or what
-            gives one vector for a text.
+            gives one vector for a text; or a ``Pipeline`` of transformers, which brings its tokenizer along.
         tokenizer: its tokenizer; may be left out if only token ids and encodings will be given. Of a model that reads
             pictures its image processor, for all but prepared ``pixel_values``.
         config: the options of the method.
@@ -51,6 +51,9 @@ class DecompX(ExplainedModel):
             0.5 GiB.
         pooling: of a model without a head (``BertModel``), for :meth:`similarity`: ``"mean"``, ``"cls"`` or
             ``"lasttoken"``. A ``SentenceTransformer`` or a ``CrossEncoder`` says all by itself.
+        group: a process group of ``torch.distributed`` (``torch.distributed.group.WORLD``), each process of which has
+            this model and calls the same methods with the same arguments: a text is divided by its sources, several
+            short texts are divided among the processes, and all get all results. An error of one is raised in all.
         task: of a model of two heads (``BertForPreTraining``), which is explained: ``"fill-mask"`` or
             ``"next-sentence-prediction"``. For :meth:`from_pretrained` see there.
         **options: single options of :class:`DecompXConfig`, such as ``bias="none"``.
@@ -209,8 +212,8 @@ class DecompX(ExplainedModel):
             batch_size: as for :class:`DecompX`.
             engine: as for :class:`DecompX`.
             dtype: as for :class:`DecompX`.
-            path, backend, workspace_bytes: how the forward engine computes; see
-                :func:`decompx_fast.engines.forward.run.attribute`.
+            path, backend, workspace_bytes, storage, folder: how the forward engine computes, and where its state is;
+                see :func:`decompx_fast.engines.forward.run.attribute`.
             positions: target positions (negative ones count from the end) whose vectors after the last layer are kept
                 as ``stages["rows"]``, ``[r, k]`` norms or, with ``stage_output="vector"``, ``[r, k, d]``.
             check: ``"standard"`` warns (:class:`decompx_fast.errors.PrecisionWarning`), for next to nothing, where the
@@ -247,6 +250,8 @@ class DecompX(ExplainedModel):
         path: str = "auto",
         backend: str = "auto",
         workspace_bytes: int | None = None,
+        storage: str = "memory",
+        folder: str | None = None,
         **options: Any,
     ) -> PairExplanation | Explanations[PairExplanation]:
         """What each pair of sources adds to the similarity of two texts, or of a text and a picture (CLIP, SigLIP).
@@ -266,7 +271,7 @@ class DecompX(ExplainedModel):
             sources, truncate, engine, dtype: as for :meth:`explain_iter`; units are those of texts, and blocks or
                 groups those of the picture. With ``engine="auto"`` the vectors come from the engine that has them at
                 less cost.
-            path, backend, workspace_bytes: as for :meth:`explain_iter`.
+            path, backend, workspace_bytes, storage, folder: as for :meth:`explain_iter`.
             **options: single options of :class:`DecompXConfig`. ``bias="bias_token"`` has a row and a column more.
 
         Returns:
@@ -284,7 +289,7 @@ class DecompX(ExplainedModel):
             config=self.config.replace(**options),
             engine=self.engine if engine is None else engine,
             dtype=self.dtype if dtype is None else check_dtype(dtype),
-            execution=Execution(path, backend, workspace_bytes),
+            execution=Execution(path, backend, workspace_bytes, self.exchange, storage, folder),
             measure=measure,
             side=side,
             sources=sources,
@@ -304,6 +309,9 @@ class DecompX(ExplainedModel):
         path: str = "auto",
         backend: str = "auto",
         workspace_bytes: int | None = None,
+        storage: str = "memory",
+        folder: str | None = None,
+        ranks: int | None = None,
         **options: Any,
     ) -> Plan | AdjointPlan:
         """What an explanation of inputs of some length needs, before anything is allocated.
@@ -320,7 +328,10 @@ class DecompX(ExplainedModel):
             engine, targets: as for :meth:`explain_iter`. With ``auto``, the plan is of the engine that would be taken;
                 the reference engine has none, so then it is of the forward engine, the only other that could answer.
             dtype: as for :class:`DecompX`.
-            path, backend, workspace_bytes: as for :func:`decompx_fast.engines.forward.run.attribute`.
+            path, backend, workspace_bytes, storage, folder: as for
+                :func:`decompx_fast.engines.forward.run.attribute`.
+            ranks: among how many processes the sources of the forward engine are divided, each on a device or a machine
+                of its own; ``None``: those of the group.
             **options: single options of :class:`DecompXConfig`.
 
         Returns:
@@ -338,6 +349,7 @@ class DecompX(ExplainedModel):
             engine=self.engine if engine is None else engine,
             targets=targets,
             dtype=check_dtype(dtype) or self.dtype,
-            execution=Execution(path, backend, workspace_bytes),
+            execution=Execution(path, backend, workspace_bytes, None, storage, folder),
+            ranks=self.ranks if ranks is None else ranks,
             config=self.config.replace(**options),
         )

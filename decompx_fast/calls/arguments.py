@@ -72,6 +72,8 @@ class Arguments(Options, total=False):
     path: Literal["auto", "direct", "operator"]
     backend: str
     workspace_bytes: int | None
+    storage: Literal["memory", "disk"]
+    folder: str | None
     positions: Sequence[int]
     check: Literal["standard", "thorough"]
     read_ahead: int | None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -60,6 +61,8 @@ class Call(Question):
     path: str = "auto"
     backend: str = "auto"
     workspace_bytes: int | None = None
+    storage: str = "memory"
+    folder: str | None = None
     positions: Sequence[int] = ()
     check: str = "standard"
     is_split_into_words: bool = False
@@ -90,13 +93,14 @@ class Call(Question):
         if spec.shifted is not None:
             encoded = with_text_again(encoded, spec.shifted, explainer.tokenizer)
         results = stream(
-            job.run_or_fail if self.skip else job.run,
+            functools.partial(job.run_all, skip=self.skip),
             with_sources(encoded, self.sources, skip=self.skip),
             batch_size=explainer.batch_size if self.batch_size is None else self.batch_size,
             total=len(texts) if isinstance(texts, Sequence) and not single else None,
-            progress=self.progress,
+            progress=False if self.progress is None and explainer.rank else self.progress,
             bytes_of=job.bytes_of,
             read_ahead=self.read_ahead,
+            at_once=explainer.ranks,
         )
         return results, single
 
@@ -120,7 +124,9 @@ class Call(Question):
             dtype=explainer.dtype if self.dtype is None else check_dtype(self.dtype),
             targets=resolve_targets(self.targets if asker is None else None, explainer.labels),
             sources=self.sources,
-            execution=Execution(self.path, self.backend, self.workspace_bytes),
+            execution=Execution(
+                self.path, self.backend, self.workspace_bytes, explainer.exchange, self.storage, self.folder
+            ),
             shape=ModelShape.from_spec(spec, columns=None if asker is None else COLUMNS_RECKONED),
             positions=check_positions(self.positions),
             check=self.check,

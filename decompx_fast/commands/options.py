@@ -17,3 +17,5 @@ class _Mebibytes(click.IntRange):
 WORKSPACE = _Mebibytes(min=1)
 #: As :data:`decompx_fast.engines.choose.CHECKS`, which cannot be read without torch.
 CHECKS = ("standard", "thorough")
+#: As :data:`decompx_fast.engines.storage.STORAGES`, likewise.
+STORAGES = ("memory", "disk")

@@ -24,7 +24,7 @@ from torch import Tensor
 from ...activations import get_activation, linear_piece
 from ...config import DecompXConfig
 from ...linearize.layer import FeedForward, Norm, Sublayer
-from ...ops import FrozenNorm, bias_shares, functional_dots, position_apply, position_operator
+from ...ops import FrozenNorm, functional_dots, position_apply, position_operator
 from ..blocks import Workspace, wide
 from .direct import at_rows
 from .sharing import PendingBias, Sharing
@@ -141,7 +141,8 @@ def finish_by_operator_(
     position_apply(x, t, shares, u, out=out, precision=precision, backend=sharing.backend)  # type: ignore[arg-type]
     x.copy_(out)
     if constant is not None:
-        x[:, :, 0 if sharing.rule == "cls" else -1] += constant
+        if sharing.receiver is not None:
+            x[:, :, sharing.receiver] += constant
     return True
 
 
@@ -177,7 +178,7 @@ def _updates(
     if not segment.sites:
         return None, None, None
     pushed = [segment.push(space, vector).expand(p, d) for space, vector in segment.sites]
-    if sharing.rule in ("cls", "bias_token"):
+    if sharing.takes_all:
         return None, None, torch.stack(pushed).sum(0).to(x.dtype).unsqueeze(0)
     known = None if pending is None else pending.shares
     if sharing.known is not None:
@@ -205,9 +206,9 @@ def _shares_by_dots(x: Tensor, segment: Segment, sharing: Sharing, known: Tensor
         s = dots[..., m]
         for (earlier, added), share in zip(segment.sites, shares, strict=False):
             s = s + share * (added * pulled[m][earlier]).sum(-1).view(1, -1, 1)
-        shares.append(bias_shares(s, rule=sharing.rule))  # type: ignore[arg-type]
-        total = (s if sharing.rule == "dot" else s.abs()).sum(-1)
-        undecided |= ((total == 0) & (vector != 0).any(-1)).any()
+        found, empty = sharing.shares_by_dots(s)
+        shares.append(found)
+        undecided |= (empty & (vector != 0).any(-1)).any()
     return None if bool(undecided) else shares
 
 
