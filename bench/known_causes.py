@@ -159,7 +159,7 @@ def measure(case: Case, model: nn.Module) -> dict[str, Any]:
     """Each method on texts that were not trained on, of those that the model answers as the causes say.
 
     Returns:
-        ``accuracy``; ``causes`` ``[b, s]``; and ``scores`` by method, ``[b, i]``.
+        ``accuracy``; ``read``, where the answer is read; ``causes`` ``[b, s]``; and ``scores`` by method, ``[b, i]``.
     """
     batch = case.drawn(TEXTS, 1, 10**6 - 1)
     with torch.no_grad():
@@ -170,7 +170,12 @@ def measure(case: Case, model: nn.Module) -> dict[str, Any]:
     with frozen(model):
         methods = [name for name in METHODS if name not in WITHOUT[case.model]]
         scores = {name: METHODS[name](model, said).tolist() for name in methods}
-    return {"accuracy": right.double().mean().item(), "causes": batch.causes[texts, 0].tolist(), "scores": scores}
+    return {
+        "accuracy": right.double().mean().item(),
+        "read": int(batch.places[0]),
+        "causes": batch.causes[texts, 0].tolist(),
+        "scores": scores,
+    }
 
 
 def run(asked: Sequence[Case], work: Path, limit_s: float) -> dict[Case, dict[str, Any]]:
@@ -227,6 +232,14 @@ class Column:
         """A mean, with its interval."""
         values = [shown_of(np.array(one["scores"][method]), np.array(one["causes"]))[which] for one in self.measured]
         return estimate(np.array([one.mean() for one in values]), resampled(values))
+
+    def at_question(self, method: str) -> float:
+        """The mean share of all magnitudes at the token that the answer is read at, which is the question."""
+        shares = []
+        for one in self.measured:
+            size = np.abs(np.array(one["scores"][method]))
+            shares += (size[:, one["read"]] / size.sum(1)).tolist()
+        return float(np.mean(shares))
 
     def between_rules(self) -> str:
         """How far scores without biases are from those with each bias shared."""
@@ -288,6 +301,11 @@ def report(found: dict[Case, dict[str, Any]]) -> str:
         if not shown:
             continue
         lines += ["", f"## {model}", "", *table(shown)]
+        shares = "; ".join(
+            f"{column.title} {' and '.join(f'{column.at_question(name):.0%}' for name in (DEFAULT, 'AttnLRP'))}"
+            for column in shown
+        )
+        lines += ["", f"Of the mass of DecompX and of AttnLRP there is at the question itself: {shares}."]
         if NO_BIAS not in WITHOUT[model]:
             words = "; ".join(column.between_rules() for column in shown)
             lines += ["", f"Without biases against biases shared by AbsDot (medians over the texts): {words}."]
