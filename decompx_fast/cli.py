@@ -224,9 +224,7 @@ def explain(
 @click.option("--folder", metavar="DIR", help="Of --storage disk. [default: the system's for temporary files]")
 @click.option("--dtype", metavar="DTYPE", help="Precision of the decomposition, such as bfloat16.")
 @click.option("--device", metavar="DEVICE", help="Where to compute, such as cuda. [default: cpu]")
-@click.option(
-    "--ranks", type=click.IntRange(min=1), metavar="R", help="Processes that share the work. [default: 1]"
-)
+@click.option("--ranks", type=click.IntRange(min=1), metavar="R", help="Processes that share the work. [default: 1]")
 @click.option("--path", metavar="PATH", help="direct or operator. [default: the one with fewer operations]")
 def plan(model: str | None, tokens: int, device: str | None, **options: Any) -> None:
     """Print what an explanation of N tokens needs: memory, operations, path, and what to do if it does not fit.

@@ -17,6 +17,7 @@ import test_terms
 import torch
 import torch.distributed as dist
 
+from decompx_fast import DecompX
 from decompx_fast.config import DecompXConfig
 from decompx_fast.engines.exchange import Exchange
 from decompx_fast.engines.forward import run as forward
@@ -30,6 +31,7 @@ RULES = ("absdot", "abssim", "norm", "equal", "cls", "dot", "bias_token", "none"
 NORMS = ("abssim", "norm")  # for the direct path alone
 TINY = 1  # bytes: every block becomes one source or one row
 BY_TWO = ("absdot-direct", "absdot-operator", "norm-direct", "equal-direct", "bias_token-direct", "cls-direct")
+TEXTS = [[1, 7, 9, 8, 2], [1, 5, 6, 2], [1, 11, 2], [1, 12, 13, 14, 15, 16, 2], [1, 8, 2]]  # token ids
 GROUPS = torch.tensor([[0, 0, 1, 3, 3, 2, 0], [3, 1, 1, 0, 0, 2, 0]])
 
 
@@ -136,9 +138,36 @@ def work(rank: int, folder: str) -> None:
                 continue
             exchange = Exchange(group)
             found[f"{name}-{ranks}"] = (attribute(case, exchange), exchange.count, exchange.sent_bytes)
-    found |= failures(rank)
+    found |= failures(rank) | explained(dist.group.WORLD) | skipped(rank)
     torch.save(found, Path(folder) / f"{rank}.pt")
     dies_with_one(rank, Path(folder))
+
+
+def explained(group: Any = None) -> dict[str, list[torch.Tensor]]:
+    """What an explainer gives for one text, and for several, by each engine."""
+    explainer, found = DecompX(test_families.classifier("bert"), group=group), {}
+    for engine in ("forward", "adjoint"):
+        asked = {"engine": engine, "bias": "cls"}
+        found[f"one-{engine}"] = [explainer.explain(TEXTS[0], **asked).scores]
+        found[f"several-{engine}"] = [one.scores for one in explainer.explain(TEXTS, **asked)]
+    return found
+
+
+def skipped(rank: int) -> dict[str, list[str]]:
+    """Of several texts what becomes of those that one process fails at, whether it has them to itself or not."""
+    explainer, found, apply = DecompX(test_families.classifier("bert"), group=dist.group.WORLD), {}, Propagation.apply
+
+    def failing(self: Propagation, layer: Any) -> None:
+        if rank == 1 and self.embedding.shape[1] == len(TEXTS[1]):
+            raise NumericalError("the vectors left the range")
+        apply(self, layer)
+
+    Propagation.apply = failing
+    for name, texts in (("divided", TEXTS), ("shared", TEXTS[1:2])):
+        results = explainer.explain(texts, engine="forward", on_error="skip")
+        found[f"skipped-{name}"] = ["fine" if one.ok else one.error for one in results]
+    Propagation.apply = apply
+    return found
 
 
 def failures(rank: int) -> dict[str, str]:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import shard_cases
+import test_families
 import torch
 from shard_cases import RANKS, attribute
 
+from decompx_fast import DecompX
 from decompx_fast.engines import reference
+from decompx_fast.engines.forward.plan import plan
+from decompx_fast.engines.shape import ModelShape
+from decompx_fast.errors import OptionError
 
 CASES = shard_cases.cases()
 
@@ -83,3 +90,53 @@ def test_ranks_that_are_given_something_else_are_named(found):
 def test_a_rank_that_is_killed_ends_the_others(found):
     for said in found[1]:
         assert said.startswith("BackendError: rank ") and "one of them has probably ended" in said
+
+
+@pytest.mark.parametrize("name", ["one-forward", "several-forward", "one-adjoint", "several-adjoint"])
+def test_an_explainer_with_a_group_gives_all_results_to_every_rank(found, name):
+    expected = shard_cases.explained()[name]
+    for rank in range(RANKS):
+        ours = found[0][rank][name]
+        assert len(ours) == len(expected)
+        assert all(far(one, other) < 1e-10 for one, other in zip(ours, expected, strict=True))
+
+
+def test_what_one_rank_fails_at_is_skipped_by_all(found):
+    for rank in range(RANKS):
+        said = found[0][rank]["skipped-divided"]
+        assert said[0] == said[2] == said[3] == said[4] == "fine"
+        assert said[1] == "the vectors left the range"
+        own = "" if rank == 1 else f"rank 1 of {RANKS} failed: "
+        assert found[0][rank]["skipped-shared"] == [f"{own}the vectors left the range"]
+
+
+@pytest.mark.parametrize("name", ["absdot-direct", "absdot-operator", "norm-direct", "equal-direct"])
+def test_bytes_exchanged_are_as_planned(found, name):
+    """Sums for each bias and position, and the scores; of no vector."""
+    case = CASES[name]
+    linearization = case.make()
+    layer = next(iter(linearization.layers()))
+    b, n, _ = linearization.embedding.shape
+    for ranks in (2, RANKS):
+        shape = ModelShape.from_linearization(linearization, layer)
+        planned = plan(shape, n, None, b, dtype=torch.float64, config=case.config, ranks=ranks)
+        _, count, sent = found[0][0][f"{name}-{ranks}"]
+        intercepts = 2 * 14 + 2 if "absdot" in name or "norm" in name else 0  # of tangents, in layers and at the head
+        extra = 2 * (ranks - 1) * 16 * intercepts // ranks
+        assert sent == pytest.approx(planned.exchanged_bytes + extra, rel=0.05)
+
+
+def test_each_bias_is_exchanged_once_for_all_positions(found):
+    """However small the blocks are: 6 places in two whole layers and in the last row, the head's 3, and the scores."""
+    for path in ("direct", "operator"):
+        assert found[0][0][f"absdot-{path}-{RANKS}"][1] == 3 * 6 + 3 + 1
+        assert found[0][0][f"absdot-{path}-released-{RANKS}"][1] == 3 * 5 + 2 + 1
+
+
+@pytest.mark.parametrize(
+    ("group", "message"),
+    [("world", "group='world': there are no process groups yet: call torch.distributed.init_process_group()")],
+)
+def test_group_must_be_one(group, message):
+    with pytest.raises(OptionError, match=re.escape(message)):
+        DecompX(test_families.classifier("bert"), group=group)
