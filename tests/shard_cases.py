@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -32,6 +33,8 @@ NORMS = ("abssim", "norm")  # for the direct path alone
 TINY = 1  # bytes: every block becomes one source or one row
 BY_TWO = ("absdot-direct", "absdot-operator", "norm-direct", "equal-direct", "bias_token-direct", "cls-direct")
 TEXTS = [[1, 7, 9, 8, 2], [1, 5, 6, 2], [1, 11, 2], [1, 12, 13, 14, 15, 16, 2], [1, 8, 2]]  # token ids
+TEXT = "good film, and a dull one"
+README = Path(__file__).parent.parent / "README.md"
 GROUPS = torch.tensor([[0, 0, 1, 3, 3, 2, 0], [3, 1, 1, 0, 0, 2, 0]])
 
 
@@ -138,7 +141,7 @@ def work(rank: int, folder: str) -> None:
                 continue
             exchange = Exchange(group)
             found[f"{name}-{ranks}"] = (attribute(case, exchange), exchange.count, exchange.sent_bytes)
-    found |= failures(rank) | explained(dist.group.WORLD) | skipped(rank)
+    found |= failures(rank) | explained(dist.group.WORLD) | skipped(rank) | readme(folder)
     torch.save(found, Path(folder) / f"{rank}.pt")
     dies_with_one(rank, Path(folder))
 
@@ -151,6 +154,19 @@ def explained(group: Any = None) -> dict[str, list[torch.Tensor]]:
         found[f"one-{engine}"] = [explainer.explain(TEXTS[0], **asked).scores]
         found[f"several-{engine}"] = [one.scores for one in explainer.explain(TEXTS, **asked)]
     return found
+
+
+def readme(folder: str) -> dict[str, torch.Tensor]:
+    """What the README says to type, in a process that has its group already."""
+    (block,) = (
+        block for block in re.findall(r"```python\n(.*?)```", README.read_text(), re.S) if "dist.group" in block
+    )
+    block = block.replace('dist.init_process_group("gloo")', "")
+    block = block.replace("path/to/a/classifier", f"{folder}/model").replace("/a/disk/with/room", folder)
+    names = {"DecompX": DecompX, "text": TEXT}
+    exec(block, names)
+    assert names["explainer"].ranks == RANKS
+    return {"readme": names["explanation"].scores}
 
 
 def skipped(rank: int) -> dict[str, list[str]]:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
+import subprocess
+import sys
+from pathlib import Path
 
+import evaluation_samples
 import pytest
 import shard_cases
 import test_families
@@ -11,6 +16,7 @@ import torch
 from shard_cases import RANKS, attribute
 
 from decompx_fast import DecompX
+from decompx_fast.cli import main
 from decompx_fast.engines import reference
 from decompx_fast.engines.forward.plan import plan
 from decompx_fast.engines.shape import ModelShape
@@ -21,8 +27,10 @@ CASES = shard_cases.cases()
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    """What each rank found, by case; and what the others said when the last one was killed."""
+    """What each rank found, by case; what the others said when the last one was killed; and what the example of the
+    README should give."""
     folder = tmp_path_factory.mktemp("ranks")
+    evaluation_samples.save_classifier(folder / "model")
     context = torch.multiprocessing.get_context("spawn")
     processes = [context.Process(target=shard_cases.work, args=(rank, str(folder))) for rank in range(RANKS)]
     for process in processes:
@@ -31,7 +39,8 @@ def found(tmp_path_factory):
         process.join(300)
         assert process.exitcode is not None, "a rank hangs"
     ranks = [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(RANKS)]
-    return ranks, [(folder / f"{rank}.txt").read_text() for rank in range(RANKS - 1)]
+    expected = DecompX.from_pretrained(folder / "model").explain(shard_cases.TEXT).scores
+    return ranks, [(folder / f"{rank}.txt").read_text() for rank in range(RANKS - 1)], expected
 
 
 def tolerance(config):
@@ -140,3 +149,25 @@ def test_each_bias_is_exchanged_once_for_all_positions(found):
 def test_group_must_be_one(group, message):
     with pytest.raises(OptionError, match=re.escape(message)):
         DecompX(test_families.classifier("bert"), group=group)
+
+
+def test_the_example_of_the_readme_runs(found):
+    for rank in range(RANKS):
+        torch.testing.assert_close(found[0][rank]["readme"], found[2], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_the_command_line_explains_with_the_processes_of_torchrun(model, tmp_path):
+    """Long texts one after another, together; the first process writes, and what one cannot do ends all."""
+    (tmp_path / "texts.txt").write_text("good film, and a dull one\n")
+    out = tmp_path / "out.jsonl"
+    asked = ["explain", "--model", model, "--file", str(tmp_path / "texts.txt"), "--quiet", "--jsonl"]
+    assert main([*asked, str(tmp_path / "alone.jsonl")]) == 0
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "decompx_fast"]
+    options = {"cwd": Path(__file__).parent.parent, "capture_output": True, "text": True, "timeout": 300}
+    done = subprocess.run([*launch, *asked, str(out)], **options)
+    assert done.returncode == 0, done.stderr
+    (ours,), (alone,) = (list(map(json.loads, path.open())) for path in (out, tmp_path / "alone.jsonl"))
+    torch.testing.assert_close(torch.tensor(ours["scores"]), torch.tensor(alone["scores"]), rtol=1e-4, atol=1e-6)
+    refused = subprocess.run([*launch, "explain", "--file", "-", "--model", model], **options, input="film\n")
+    assert refused.returncode != 0 and "only one of several processes can read" in refused.stderr
