@@ -30,15 +30,19 @@ PACKAGES = [
     "decompx_fast.engines.forward",
     "decompx_fast.evaluation",
     "decompx_fast.evaluation.methods",
+    "decompx_fast.interop",
     "decompx_fast.kernels",
     "decompx_fast.linearize",
     "decompx_fast.linearize.families",
+    "decompx_fast.linearize.reading",
     "decompx_fast.models",
     "decompx_fast.ops",
     "decompx_fast.ops.backends",
     "decompx_fast.request",
     "decompx_fast.request.tasks",
     "decompx_fast.result",
+    "decompx_fast.serve",
+    "decompx_fast.summarize",
 ]
 
 PACKAGE_DIR = {"decompx_fast.kernels": "kernels"}
@@ -48,6 +52,7 @@ PACKAGE_DATA = {
     "decompx_fast.kernels": ["*"],
     "decompx_fast.models": ["*.safetensors"],
     "decompx_fast.result": ["templates/*"],
+    "decompx_fast.serve": ["templates/*"],
 }
 
 #: The oldest PyTorch that what is compiled runs with, whichever it is compiled with: 2.11.

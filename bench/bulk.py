@@ -93,29 +93,31 @@ def bulk(texts: list[str], workers: int) -> dict[str, Any]:
     }
 
 
-def _alone(texts: list[str], ready: Any, connection: Any) -> None:
+def _alone(texts: list[str], read_ahead: int, bias: Any, ready: Any, connection: Any) -> None:
     import torch
 
     from decompx_fast import DecompX
 
     torch.set_num_threads(1)
     explainer = DecompX.demo()
-    list(explainer.explain_iter(texts[:64], bias="none"))
+    list(explainer.explain_iter(texts[:64], bias=bias))
     ready.wait()
     start = time.perf_counter()
-    for _ in explainer.explain_iter(texts, bias="none", read_ahead=READ_AHEAD):
+    for _ in explainer.explain_iter(texts, bias=bias, read_ahead=read_ahead):
         pass
     connection.send(len(texts) / (time.perf_counter() - start))
 
 
-def alone(texts: list[str], processes: int) -> float:
-    """Rows a second of the engine, in several processes at once, each with an equal part of the texts."""
+def alone(texts: list[str], processes: int, read_ahead: int = READ_AHEAD, bias: str = "none") -> float:
+    """Rows a second of the engine, in several processes at once, each with an equal part of the texts, of which it
+    reads so many ahead."""
     context = multiprocessing.get_context("spawn")
     ready = context.Barrier(processes)
     size, ends, running = len(texts) // processes, [], []
     for n in range(processes):
         connection, other = context.Pipe()
-        running.append(context.Process(target=_alone, args=(texts[n * size : (n + 1) * size], ready, other)))
+        own = texts[n * size : (n + 1) * size]
+        running.append(context.Process(target=_alone, args=(own, read_ahead, bias, ready, other)))
         running[-1].start()
         ends.append(connection)
     found = sum(connection.recv() for connection in ends)

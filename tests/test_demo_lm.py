@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import pickle
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -127,3 +128,12 @@ def test_a_copy_that_is_broken_says_what_to_remove(package):
         demo_lm.load_demo_lm()
     shutil.rmtree(kept)
     demo_lm.load_demo_lm()
+
+
+@pytest.mark.slow
+def test_it_is_pickled_by_its_name(explainer):
+    held = pickle.dumps(explainer)
+    assert len(held) < 2000
+    back = pickle.loads(held)
+    assert back.name == explainer.name
+    assert all(map(torch.equal, back.model.parameters(), explainer.model.parameters()))

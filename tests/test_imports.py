@@ -18,6 +18,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "decompx_fast"
 
 BASE = {"bias_rules", "config", "errors", "activations", "optional"}
+#: What a model is described with: nothing that runs one.
+READS = {"linearize.readers", "linearize.spec", "linearize.terms"}
 BELOW_EXPLAINER = {*BASE, "result", "request", "kernels", "ops", "linearize", "models", "engines"}
 
 # What each part of the package may import of the package. The parts are modules and folders of decompx_fast.
@@ -32,15 +34,18 @@ MAY_IMPORT = {
     "calls.arguments": {"config"},
     "calls.checks": {*BASE, "calls.arguments", "linearize", "models"},
     "calls.compiling": {"errors"},
+    "calls.forked": set(),
     "kernels": {"kernels"},
     "ops": {"ops", "kernels", *BASE},
     "linearize": {"linearize", *BASE},
+    "linearize.reading": {*READS, "linearize.reading", *BASE},
+    "linearize.families": {*READS, "linearize.reading", "linearize.families", *BASE},
     "models": {"models", "linearize", *BASE},
     "engines": {"engines", "ops", "linearize.layer", *BASE},
     "result": {"result", *BASE},
     "request": {"request", "result", *BASE},
     "calls.encoders": BELOW_EXPLAINER,
-    "calls.explained_model": {"calls.checks", "calls.encoders", *BELOW_EXPLAINER},
+    "calls.explained_model": {"calls.checks", "calls.encoders", "calls.forked", *BELOW_EXPLAINER},
     "calls.continuing": {"calls.explained_model", *BELOW_EXPLAINER},
     "calls.windowing": {"calls.asking", "calls.explained_model", *BELOW_EXPLAINER},
     "calls.asking": {*BASE, "request", "result", "engines.terms"},
@@ -51,10 +56,17 @@ MAY_IMPORT = {
         "calls.compiling",
         "calls.composing",
         "calls.explained_model",
+        "calls.forked",
         "calls.precision",
         *BELOW_EXPLAINER,
     },
-    "calls.similarity": {"calls.encoders", "calls.explained_model", "calls.precision", *BELOW_EXPLAINER},
+    "calls.similarity": {
+        "calls.encoders",
+        "calls.explained_model",
+        "calls.forked",
+        "calls.precision",
+        *BELOW_EXPLAINER,
+    },
     "calls.call": {
         "calls.asking",
         "calls.checks",
@@ -79,9 +91,14 @@ MAY_IMPORT = {
     },
     "calls": set(),
     "commands": set(),
+    "interop": {"explainer", *BASE},
+    "summarize": {"summarize", "result", *BASE},
     "folder": {"result.file", *BASE},
-    "bulk": {"bulk", "explainer", "folder", *BELOW_EXPLAINER},
-    "evaluation": {"evaluation", "lazily", "folder", "explainer", *BELOW_EXPLAINER},
+    "processes": set(),
+    "bulk": {"bulk", "explainer", "folder", "processes", *BELOW_EXPLAINER},
+    "evaluation": {"evaluation", "lazily", "folder", "explainer", "processes", *BELOW_EXPLAINER},
+    "serve": {"serve", "explainer", "processes", *BELOW_EXPLAINER},
+    "commands.serve": {"serve", "commands.process", *BASE},
     "doctor": {"ops", *BASE},
     "commands.outputs": {"result", *BASE},
     "commands.explain": {"explainer", "commands.outputs", *BELOW_EXPLAINER},
@@ -93,6 +110,7 @@ MAY_IMPORT = {
     "commands.similarity": {"explainer", "commands.outputs", "commands.explain", "commands.values", *BELOW_EXPLAINER},
     "ray": {"bulk", *BELOW_EXPLAINER},
     "commands.options": set(),
+    "commands.summarize": {"summarize", "bulk", "result", *BASE},
     "commands.bulk": {"bulk", "commands.options", "commands.values", *BELOW_EXPLAINER},
     "cli": {
         "explainer",
@@ -103,7 +121,9 @@ MAY_IMPORT = {
         "commands.process",
         "commands.ranks",
         "commands.options",
+        "commands.serve",
         "commands.similarity",
+        "commands.summarize",
         "commands.values",
         "commands.outputs",
         *BELOW_EXPLAINER,
@@ -215,6 +235,8 @@ def test_every_folder_with_code_is_read() -> None:
         ("decompx_fast/result/explanation.py", "from ..request.targets import Targets"),
         ("decompx_fast/request/targets.py", "from ..linearize.spec import Affine"),
         ("decompx_fast/linearize/a.py", "from transformers import BertModel"),
+        ("decompx_fast/linearize/families/a.py", "from ..linearization import linearize"),
+        ("decompx_fast/linearize/reading/a.py", "from ..families.bert import bert_layer"),
         ("decompx_fast/result/render.py", "from ..engines.forward.plan import *"),
         ("decompx_fast/explainer.py", "from transformers import AutoModel"),
         ("decompx_fast/explainer.py", "from .cli import main"),
@@ -267,6 +289,12 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
     loaded = loaded_after("import decompx_fast\ndir(decompx_fast)\ndecompx_fast.__version__")
     assert PACKAGE in loaded
     assert not loaded & {"torch", "triton", "transformers", "numpy"}
+
+
+def test_a_service_listens_without_what_its_processes_load() -> None:
+    loaded = loaded_after("import decompx_fast.serve.run, decompx_fast.commands.serve")
+    assert "fastapi" in loaded
+    assert not loaded & {"torch", "triton", "transformers"}
 
 
 @pytest.mark.slow

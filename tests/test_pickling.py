@@ -8,6 +8,7 @@ import pickle
 import shutil
 import tracemalloc
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import evaluation_samples
@@ -69,6 +70,35 @@ def test_equal_explainers_have_equal_pickles(folder):
     assert pickle.dumps(DecompX.from_pretrained(folder, bias="cls")) != held
     unloaded = [DecompX(explainer.model, explainer.tokenizer) for _ in range(2)]
     assert pickle.dumps(unloaded[0]) == pickle.dumps(unloaded[1])
+
+
+def test_datasets_knows_equal_explainers_by_their_hashes(folder):
+    """Also within a function that is mapped over a data set, before and after it was called, and in another process."""
+    hashing = pytest.importorskip("datasets.fingerprint", reason="datasets is not installed")
+    explainer = DecompX.from_pretrained(folder, bias="none")
+    asked = partial(explained_with, explainer)
+    held = hashing.Hasher.hash(asked)
+    asked(TEXT)
+    assert hashing.Hasher.hash(asked) == held
+    assert hashing.Hasher.hash(partial(explained_with, pickle.loads(pickle.dumps(explainer)))) == held
+    assert hashing.Hasher.hash(partial(explained_with, DecompX.from_pretrained(folder, bias="none"))) == held
+    assert hashing.Hasher.hash(partial(explained_with, DecompX.from_pretrained(folder, bias="cls"))) != held
+    _train(explainer)
+    assert hashing.Hasher.hash(asked) != held
+
+
+def explained_with(explainer: DecompX, text: str) -> Explanation:
+    return explainer.explain(text)
+
+
+@pytest.mark.parametrize("load", [DecompX.demo, DecompX.demo_encoder])
+def test_embedded_models_are_pickled_by_their_names(load):
+    explainer = load(bias="none")
+    held = pickle.dumps(explainer)
+    assert len(held) < 2000
+    back = pickle.loads(held)
+    assert (back.name, back.config) == (explainer.name, explainer.config)
+    assert all(map(torch.equal, back.model.parameters(), explainer.model.parameters()))
 
 
 def _train(explainer: DecompX) -> None:

@@ -5,10 +5,15 @@ What holds: an explanation never sees another thread's mode or hooks, and no oth
 
 from __future__ import annotations
 
+import gc
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
+import generation_models
 import models
 import pytest
+import task_models
 import torch
 from models import classifier, token_ids, unchanged
 from torch import nn
@@ -166,3 +171,43 @@ def test_threads_that_explain_beside_one_that_trains():
     stop.set()
     trainer.join()
     assert wrong == []
+
+
+def alive_bytes() -> int:
+    """Of all tensors that Python knows of."""
+    gc.collect()
+    return sum(one.nbytes for one in gc.get_objects() if type(one) in (torch.Tensor, nn.Parameter))
+
+
+def test_16_threads_with_all_engines_and_several_tasks_at_once():
+    text = "a sharp film, warm and not dull"
+    explainer = DecompX(classifier(vocab=models.WORD_PIECES, positions=64), models.word_piece())
+    tagger = DecompX(task_models.model("token-classification"), models.word_piece())
+    reader = DecompX(task_models.model("question-answering"), models.word_piece())
+    writer = DecompX(generation_models.llama(), generation_models.byte_level())
+    calls = [
+        partial(explainer.explain, text, bias="none"),
+        partial(explainer.explain, text, engine="forward"),
+        partial(explainer.explain, text, engine="reference", bias="bias_token"),
+        partial(explainer.explain, text, sources="word", bias="cls", dtype="float64"),
+        partial(explainer.explain, [text, "dull"], stages=("encoder",), stage_output="vector"),
+        partial(tagger.explain, task_models.INPUTS["token-classification"]),
+        partial(reader.explain, task_models.INPUTS["question-answering"]),
+        partial(writer.explain, generation_models.PROMPT, generate=2),
+    ]
+    alone = [scores_of(call()) for call in calls]
+
+    def rounds(count: int) -> None:
+        with ThreadPoolExecutor(16) as pool:
+            found = list(pool.map(lambda call: scores_of(call()), calls * 2 * count))
+        for number, scores in enumerate(found):
+            assert all(map(torch.equal, scores, alone[number % len(calls)]))
+
+    rounds(1)
+    before = alive_bytes()
+    rounds(3)
+    assert alive_bytes() <= before
+
+
+def scores_of(found) -> list[torch.Tensor]:
+    return [one.scores for one in (found if isinstance(found, list) else [found])]

@@ -26,6 +26,7 @@ from ..request.tasks import NAMED_OUTPUTS, check_task
 from ..result.kinds import ProblemType
 from .checks import check_batch_size, check_dtype, check_head, to_device
 from .encoders import encoders_of
+from .forked import use_own_threads
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -121,6 +122,7 @@ class ExplainedModel:
         from ..models.pretrained import load_pretrained
 
         asked = None if task is None else check_task(task)
+        use_own_threads()
         model, tokenizer = load_pretrained(path_or_id, half=half, pooling=pooling, task=asked)
         explainer = cls(to_device(model, device), tokenizer, task=asked, **arguments)
         explainer.name = os.fspath(path_or_id)
@@ -137,6 +139,7 @@ class ExplainedModel:
         """
         from ..models.demo import load_demo
 
+        use_own_threads()
         model, tokenizer = load_demo()
         explainer = cls(to_device(model, device), tokenizer, **arguments)
         explainer.name = "demo"
@@ -152,9 +155,11 @@ class ExplainedModel:
         """
         from ..models.demo_lm import load_demo_lm
 
+        use_own_threads()
         model, tokenizer = load_demo_lm()
         explainer = cls(to_device(model, device), tokenizer, **arguments)
         explainer.name = "demo language model"
+        explainer._loaded_by("demo_lm")
         return explainer
 
     @classmethod
@@ -167,6 +172,7 @@ class ExplainedModel:
         from ..models.demo import find_base
         from ..models.sentence import load_sentence_encoder
 
+        use_own_threads()
         model, tokenizer = load_sentence_encoder(str(find_base()))
         explainer = cls(to_device(model, device), tokenizer, **arguments)
         explainer.name = "demo encoder"

@@ -43,6 +43,7 @@ from .asking import AskedOf, Asker, terms_of
 from .compiling import outside_compiler
 from .composing import Answers, Computed
 from .explained_model import ExplainedModel
+from .forked import use_own_threads
 from .precision import warn_of_errors
 
 #: Columns of a model that answers at positions are known when it has run; before, so many are reckoned with.
@@ -159,6 +160,7 @@ class Job:
     @outside_compiler
     def run(self, batch: Sequence[Pair]) -> list[Explanation]:
         """Explain inputs of the same length and the same number of sources."""
+        use_own_threads()
         exchange = self.execution.exchange
         with nullcontext() if exchange is None else exchange.together():
             return self._run(batch)

@@ -40,6 +40,7 @@ from ..result.explanations import Explanations
 from ..result.pair import BIAS_TOKEN, Measure, PairExplanation, PairSide, Side, SideUnit
 from .encoders import Encoder, texts_of
 from .explained_model import ExplainedModel
+from .forked import use_own_threads
 from .precision import warn_of_errors
 
 #: Whose sources are told apart: those of both texts, or of one, against all of the other.
@@ -126,6 +127,7 @@ class Comparison:
         Raises:
             InputError: for what cannot be read, naming the argument.
         """
+        use_own_threads()
         first, a_is_single = self._read(a, "a")
         if not a_is_single and self.line is None:
             raise InputError("a is a list: give one text as a, and those that it is compared with as a list in b")

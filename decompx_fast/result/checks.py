@@ -99,20 +99,21 @@ def own_tensors(explanation: Explanation) -> None:
     for name in ("scores", "target_logits", "logits", "bias_token"):
         value = getattr(explanation, name)
         if value is not None:
-            object.__setattr__(explanation, name, _owned(value))
+            object.__setattr__(explanation, name, owned(value))
     for name in ("stages", "component_shares"):
-        found = {key: _owned(value) for key, value in getattr(explanation, name).items()}
+        found = {key: owned(value) for key, value in getattr(explanation, name).items()}
         object.__setattr__(explanation, name, found)
     if explanation.bias_sites is not None:
-        owned = [_owned(site.value) for site in explanation.bias_sites]
+        values = [owned(site.value) for site in explanation.bias_sites]
         sites = tuple(
             site if value is site.value else replace(site, value=value)
-            for site, value in zip(explanation.bias_sites, owned, strict=True)
+            for site, value in zip(explanation.bias_sites, values, strict=True)
         )
         object.__setattr__(explanation, "bias_sites", sites)
 
 
-def _owned(value: torch.Tensor) -> torch.Tensor:
+def owned(value: torch.Tensor) -> torch.Tensor:
+    """The same without a gradient, in memory of its own: not in that of a batch, say."""
     value = value.detach() if value.requires_grad else value
     whole = value.untyped_storage().nbytes() == value.nbytes
     return value if whole else value.clone(memory_format=torch.contiguous_format)

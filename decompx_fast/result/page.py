@@ -1,21 +1,15 @@
-"""Explanations as HTML: a fragment, a list of them, a page. No scripts, nothing to be loaded."""
+"""Explanations as HTML: a fragment, a list of them, a page. Nothing is loaded, and only a page has a script."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import jinja2
 
 from .account import Account, account, are_norms
 from .blocks import block_of
 from .display import (
-    AGAINST_RGB,
-    FOR_RGB,
     VISIBLE,
     Piece,
     colour_scale,
@@ -32,14 +26,14 @@ from .display import (
 )
 from .matrix import UNREAD, is_matrix
 from .picture_view import picture_view
+from .templating import MAX_ALPHA, constants, page_script, template
+from .words import group_by_number, group_by_word
 
 if TYPE_CHECKING:
     from .explanation import Explanation
     from .kinds import Target
     from .pair import PairExplanation
     from .readings import Prediction
-
-MAX_ALPHA = 0.6  # of the colour behind text, so that it stays readable on light and dark
 
 #: A list in a notebook shows so many explanations at most, and no more once it has so many characters.
 LIST_ITEMS = 10
@@ -56,7 +50,7 @@ def render_fragment(explanation: Explanation | PairExplanation, target: Target =
         explanation: what to show.
         target: which one colours the text; as for ``Explanation.column``.
     """
-    return _template("fragment.html.jinja").render(_constants() | {"view": _view(explanation, target)})
+    return template("fragment.html.jinja").render(constants() | {"view": _view(explanation, target)})
 
 
 def render_list(items: Sequence[Any]) -> str:
@@ -70,14 +64,14 @@ def render_list(items: Sequence[Any]) -> str:
     for item in items[:LIST_ITEMS]:
         view = _view(item, None)
         if view is not None:
-            text = _template(view["template"]).render(_constants() | {"view": view})
+            text = template(view["template"]).render(constants() | {"view": view})
         else:
             text = printable(repr(item))
         size += len(text)
         if shown and size > LIST_CHARACTERS:
             break
         shown.append((text, view is not None))
-    return _template("list.html.jinja").render(_constants() | {"items": shown, "count": len(items)})
+    return template("list.html.jinja").render(constants() | {"items": shown, "count": len(items)})
 
 
 def render_page(
@@ -108,7 +102,8 @@ def page_chunks(
         title: of the document.
     """
     views = (_page_view(place, outcome, target) for place, outcome in entries)
-    chunks = _template("page.html.jinja").generate(_constants() | {"views": views, "title": printable(title)})
+    known = constants() | page_script()
+    chunks = template("page.html.jinja").generate(known | {"views": views, "title": printable(title)})
     return map(str, chunks)  # some are of a class that escapes what it is added to
 
 
@@ -118,11 +113,24 @@ def page_end() -> str:
 
 
 def _page_view(place: str, outcome: Any, target: Target) -> dict[str, Any]:
-    about = {"place": printable(place), "failure": None}
+    about = {"place": printable(place), "failure": None, "data": {"data-place": printable(place) or None}}
     view = _view(outcome, target)
     if view is None:
         return about | {"failure": printable(str(getattr(outcome, "error", outcome)))}
+    about["data"] |= _data(outcome)
     return about | view
+
+
+def _data(one: Any) -> dict[str, Any]:
+    """What a page's texts are searched and ordered by, as attributes; those of None are left out."""
+    label, probabilities = getattr(one, "predicted_label", None), getattr(one, "probabilities", None)
+    return {
+        "data-label": printable(", ".join(label) if isinstance(label, tuple) else label or "") or None,
+        "data-p": None if probabilities is None else f"{float(probabilities.max()):.6f}",
+        "data-error": f"{one.completeness_error:.3e}",
+        "data-n": len(one) if hasattr(one, "tokens") else None,
+        "data-sink": "" if getattr(one, "task", None) == "text-generation" else None,
+    }
 
 
 def _view(item: Any, target: Target) -> dict[str, Any] | None:
@@ -135,26 +143,6 @@ def _view(item: Any, target: Target) -> dict[str, Any] | None:
 
         return pair_view(item, MAX_ALPHA)
     return _html_view(item, target) if isinstance(item, Explanation) else None
-
-
-@cache
-def _template(name: str) -> jinja2.Template:
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).with_name("templates")),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
-    )
-    return environment.get_template(name)
-
-
-def _constants() -> dict[str, Any]:
-    return {
-        "for_rgb": " ".join(map(str, FOR_RGB)),
-        "against_rgb": " ".join(map(str, AGAINST_RGB)),
-        "max_alpha": MAX_ALPHA,
-    }
 
 
 def _html_view(explanation: Explanation, target: Target) -> dict[str, Any]:
@@ -231,12 +219,24 @@ def _html_rows(
 ) -> list[list[dict[str, Any]]]:
     """The texts in pieces; each after the name of its block, where there are two."""
     rows = []
+    words = _word_of_source(explanation)
     for pieces in layout_text(explanation):
         block = block_of(explanation, [k for piece in pieces for k in piece.positions])
-        row = [_html_piece(explanation, piece, scores, labels, largest, number) for piece in pieces]
+        row = [_html_piece(explanation, piece, scores, labels, largest, number, words) for piece in pieces]
         name = {"text": f"{block}: ".capitalize(), "title": f"what the {block} reads", "is_source": False}
         rows.append(row if block is None else [name, *row])
     return rows
+
+
+def _word_of_source(explanation: Explanation) -> dict[int, int]:
+    """The number of the word that each token is a part of; nothing where sources are no tokens of a text."""
+    if explanation.source_unit != "token" or not any(explanation.spans):
+        return {}
+    if explanation.word_ids is not None:
+        groups = group_by_number(explanation.word_ids, explanation.spans)
+    else:
+        groups = group_by_word(explanation.spans, explanation.special, explanation.texts)
+    return {k: number for number, group in enumerate(groups) for k in group.positions}
 
 
 def _is_of(name: str, said: Sequence[Prediction], column: int) -> bool:
@@ -254,6 +254,7 @@ def _html_piece(
     labels: list[str],
     largest: float,
     number: Callable[[float], str],
+    words: dict[int, int],
 ) -> dict[str, Any]:
     score = math.fsum(scores[position] for position in piece.positions)
     share = strength(score, largest)
@@ -266,6 +267,8 @@ def _html_piece(
         "sign": "" if share < VISIBLE else "for" if score > 0 else "against",
         "alpha": f"{share * MAX_ALPHA:.3f}",
         "is_source": bool(piece.positions),
+        "at": " ".join(map(str, piece.positions)),
+        "word": words.get(piece.positions[0]) if piece.positions else None,
         # Where only ids were given nothing has a place in a text, and only what is special is set apart.
         "is_marker": piece.is_marker
         and (bool(explanation.texts) or any(explanation.special[k] for k in piece.positions)),

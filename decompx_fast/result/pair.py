@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 import torch
 
 from ..errors import InputError
-from .checks import check_choice, check_picture, check_spans
+from .checks import check_choice, check_picture, check_spans, owned
 from .picture import Picture
 from .words import Span
 
@@ -132,10 +132,7 @@ class PairExplanation:
                 f"scores must have the shape {list(shape)}, one for each pair of sources, on the CPU, got "
                 f"{list(scores.shape)} on {scores.device}."
             )
-        own = scores.detach()
-        if own.untyped_storage().nbytes() != own.nbytes:
-            own = own.clone(memory_format=torch.contiguous_format)
-        object.__setattr__(self, "scores", own)
+        object.__setattr__(self, "scores", owned(scores))
 
     def __repr__(self) -> str:
         a, b = (count_of(side) for side in (self.a, self.b))

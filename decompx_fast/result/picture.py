@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
+from .checks import owned
 from .png import decode, encode
 
 
@@ -41,6 +42,8 @@ class Picture:
         pixels = self.pixels
         if pixels is not None and (tuple(pixels.shape) != wanted or pixels.dtype != torch.uint8):
             raise InputError(f"pixels must be uint8 {list(wanted)}, got {pixels.dtype} {list(pixels.shape)}")
+        object.__setattr__(self, "groups", owned(groups))
+        object.__setattr__(self, "pixels", None if pixels is None else owned(pixels))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain lists and strings; the pixels are a PNG in base64."""

@@ -24,6 +24,7 @@ from ..shape import form_refusal
 from ..terms import Terms, head_for, layer_weights_of
 from .answer import of_sources, read_state
 from .attention import attend_, attend_row
+from .columns import beginning, sources_of_encoder, widen_
 from .convolution import Convolved, finish_convolution_
 from .direct import at_rows, finish_sublayer_
 from .first import attend_first, first_input
@@ -42,7 +43,8 @@ class Propagation:
     """One explanation under way: the state, and what every layer needs to move it on.
 
     Attributes:
-        x: ``[b, i, k, d]``, the state; the last layer leaves of it the position that is read, and those asked for.
+        x: ``[b, i, k, d]``, the state; the last layer leaves of it the position that is read, and those asked for. Of
+            an encoder it has only the sources that its tokens belong to (:mod:`.columns`).
         memory: ``[b, j, k, d]``, of an encoder-decoder the encoder's last state, once it is there.
         held: the positions of the state that are left; ``None``: all.
     """
@@ -79,13 +81,16 @@ class Propagation:
         self.mixing = dataclasses.replace(self.mixing, member=self.member[:, self.own])
         self.reach: Reach | None = Reach.at_start(self.linearization, layer)
         b, n, d = self.embedding.shape
-        self.x = self.storage.empty(self.embedding, b, n, self.k, d)
+        self.x = self._whole = self.storage.empty(self.embedding, b, n, self.k, d)
+        alone = self.shard is None and not self.storage.in_blocks  # all sources are here, and in memory
+        if encoder is not None and layer < encoder.layers and alone:
+            self.x = beginning(self._whole, sources_of_encoder(encoder, self.member, self.embedding, self.config))
 
     def apply(self, layer: LinearizedLayer) -> None:
         """Move the state through one layer."""
         encoder = self.linearization.encoder
         if encoder is not None and layer.index == encoder.layers:
-            self.memory = self.x
+            self.memory = widen_(self._whole, self.x, collects=self.sharing.collects)
             self._begin(layer.index)
             self._put_embedding()
         check_layer(layer, self.dtype)
