@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import encoder_decoders
+import random_models
 import sound_models
 import synthetic
+import terms_of
 import test_families
-import test_terms
 import torch
 import torch.distributed as dist
+from transformers import BertForMaskedLM
 
 from decompx_fast import DecompX
 from decompx_fast.config import DecompXConfig
@@ -52,7 +54,7 @@ def of_family(case: str) -> Any:
 
 
 def of_language_model() -> Any:
-    model = test_terms.bert(test_terms.BertForMaskedLM)
+    model = terms_of.bert(BertForMaskedLM)
     return linearize(model, {"input_ids": torch.arange(14).view(2, 7) + 5})
 
 
@@ -100,7 +102,9 @@ def cases() -> dict[str, Case]:
 
 def of_other_forms(config: DecompXConfig) -> dict[str, Case]:
     """Other architectures, and other things that are asked."""
-    found = {shape: Case(lambda shape=shape: synthetic.of_shape(shape, layers=2), config) for shape in synthetic.LAYERS}
+    found = {
+        shape: Case(lambda shape=shape: random_models.random_model(shape), config) for shape in random_models.LAYERS
+    }
     for family in ("mobilebert", "deberta_convolution", "longformer"):
         found[family] = Case(lambda family=family: of_family(family), config)
     places = Terms(torch.tensor([[7, 7, 9], [8, 8, 10]]), torch.tensor([[3, 8, 5], [0, 9, 2]]))
