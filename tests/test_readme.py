@@ -43,6 +43,7 @@ def test_readme_examples_run() -> None:
         "listener",
         "explain_dataset(",
         "map_batches(",
+        "init_process_group(",
         "summarize(",
     )  # have tests of their own
     first, options, tasks, beside = (block for block in python_blocks() if not any(name in block for name in others))

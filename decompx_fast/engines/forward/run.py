@@ -26,6 +26,7 @@ from ..shape import ModelShape
 from ..shard import Shard
 from ..storage import storage_of
 from ..terms import Terms
+from .answer import answer
 from .checks import check_options, check_positions, count_sources
 from .mixing import Mixing
 from .plan import plan
@@ -110,7 +111,10 @@ def attribute(
             run.apply(layer)
         if run is None:
             raise InputError("linearization has no layers")
-        result = dataclasses.replace(run.finish(), expected_error=run.conditioning.estimate)
+        error = run.conditioning.estimate
+        if error is not None and run.shard is not None and run.dtype is torch.float16:
+            error = run.shard.exchange.largest(error)  # which follows from the largest vectors, of float16 alone
+        result = dataclasses.replace(answer(run), expected_error=error)
         return finite(result, run.dtype)
 
 
