@@ -362,57 +362,6 @@ class Propagation:
         stage = safe_norm(x) if self.config.stage_output == "norm" else x.clone()
         return stage if self.shard is None else self.shard.gather(stage, 2)
 
-<<<<<<< HEAD
-    def finish(self) -> Attribution:
-        """The scores at the rows that the head reads, in float32 at least."""
-        rows = self._read()  # [b, r, k, d]
-        if not self.config.head:
-            rows = self.head.reading.together(rows.to(wide(self.dtype)))
-            true = self.output if self.held is None else self.output[:, list(self.held)]
-            parts, norms = self.x.sum(2, dtype=rows.dtype), safe_norm(rows)
-            if self.shard is not None:
-                parts, norms = self.shard.exchange.sum(parts), self.shard.gather(norms, 2)
-            gap = (parts - true).abs().amax((1, 2)).double()
-            return Attribution(self.head.reading.pick_rows(norms.transpose(1, 2)), None, gap, self.stages)
-        scores, bias_token = through_head(rows, self.head, self.config, self._rule_at_head, self._keep_pooled)
-        if self.shard is not None:
-            scores = self.shard.gather(scores, 1)[:, : self.total - self.sharing.collects]
-        return close(scores, bias_token, self.linearization, self.terms, self.stages)
-
-    def _read(self) -> Tensor:
-        """What the head reads, ``[b, r, k, d]``."""
-        return self._read_state() if self.sum is None else self.sum.total
-
-    def _read_state(self) -> Tensor:
-        """What the head reads of the state."""
-        dtype = None if self.head.reading.averaged else wide(self.dtype)  # of all, row after row is made wider
-        return self._of_sources(lambda x: self.head.read(x, self.held, dtype))
-
-    def _of_sources(self, read: Callable[[Tensor], Tensor]) -> Tensor:
-        """What is read of the state ``[b, i, k, d]``, source by source, ``[b, r, k, d]``."""
-        if not self.storage.in_blocks or self.held is not None:
-            return read(self.x)
-        most = self.plan.blocks.sources
-        return torch.cat([read(self.x[:, :, some]) for some in self.storage.blocks(self.k, most)], dim=2)
-
-    def _rule_at_head(self, name: str) -> Rule:
-        """How a rule shares biases among the sources of what the head reads."""
-        shard = self.shard
-        if shard is not None and self.sharing.collects and name != "bias_token":
-            shard = dataclasses.replace(shard, total=self.total - 1)  # what was collected is shared by the tokens alone
-        if name != "equal":
-            return Rule(name, shard=shard)
-        n_sources, rows = self.total - self.sharing.collects, self.head.reading.rows
-        shares = equal_shares_at_head(self.reach, rows, self.member, n_sources, wide(self.dtype))
-        return Rule(name, shares if shard is None else shard.columns(shares), shard)
-
-    def _keep_pooled(self, pooled: Tensor) -> None:
-        if "pooler" in self.config.stages:
-            alone, stage = self.terms is None or self.terms.positions is None, self._as_stage(pooled)
-            self.stages[f"pooler.{self.linearization.num_layers - 1}"] = stage.squeeze(1) if alone else stage
-
-=======
->>>>>>> shard
 
 def _shared_by(shares: Tensor | None, pending: PendingBias | None) -> PendingBias | None:
     """A bias that is still to be added, by shares ``[b, i, k]`` of its own if there are some."""
