@@ -187,11 +187,12 @@ def _check_same(exchange: Exchange, embedding: Tensor, asked: tuple[object, ...]
         InputError: names the first process that was given others.
     """
     sizes = torch.linalg.vector_norm(embedding.double(), dim=-1).flatten().cpu()
-    found = exchange.gather_objects((repr(asked), sizes))
+    found = exchange.gather_objects((asked, sizes))
     for rank, (theirs, other) in enumerate(found):
         # Devices of other kinds round differently.
         if theirs != found[0][0] or not torch.allclose(other, found[0][1], rtol=1e-3, atol=0):
             what = "input" if theirs == found[0][0] else "input, or other options"
             raise InputError(
-                f"rank {rank} of the group was given another {what} than rank 0: all must call with the same arguments"
+                f"rank {rank} of the group was given another {what} than rank 0, or its device is of another kind: all "
+                "must call with the same arguments, and compute alike"
             )
