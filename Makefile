@@ -22,7 +22,7 @@ demo: .venv/installed-demo  ## explain one sentence, in the terminal and as buil
 	@echo "The same as a page: $(CURDIR)/build/demo.html"
 
 test: .venv/installed-test  ## run the tests
-	@$(BIN)/python -m pytest -q -n $(WORKERS)
+	@$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup
 
 # Where a processor's kind decides what is computed how. What this one has not runs lowered to AVX2.
 LEVELS := portable avx2 avx512 avx512_bf16
