@@ -285,6 +285,12 @@ def test_what_is_warned_of_is_said_once_with_its_row(explained, tmp_path, worker
     assert len(said) == 1
 
 
+def test_what_is_warned_of_names_all_rows_that_it_is_about(explained, tmp_path):
+    file = write_rows(tmp_path / "a.jsonl", [TEXT, "\U0001f600 " * 8, TEXT, "\U0001f601 " * 8])
+    with pytest.warns(UserWarning, match=r"line 2 of .*a\.jsonl .*, line 4 of .*a\.jsonl "):
+        explained(file)
+
+
 def test_two_parts_with_the_same_rows_are_told(model, tmp_path):
     file, out = write_rows(tmp_path / "a.jsonl", [TEXT] * 4), tmp_path / "out"
     explain_dataset(file, model, out=out, **OPTIONS)

@@ -38,6 +38,7 @@ def cluster():
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(ROOT / "tests"), *sys.path]))
         patch.setenv("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("RAY_worker_niceness", "0")  # workers that give way to all others never start on a busy machine
         node = {"num_cpus": 1, "object_store_memory": OBJECTS_BYTES}
         found = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
@@ -84,8 +85,10 @@ def test_a_dataset_gets_its_columns_on_both_nodes(cluster, model):
     # Blocks that are there: tasks that made them would wait for the two CPUs, which the actors have.
     items = [{"text": text, "n": n, "v": vectors[n]} for n, text in enumerate(texts)]
     rows = ray.data.from_items(items, override_num_blocks=8)
+    rows.context.wait_for_min_actors_s = 600  # or else the first explains all before the other has loaded the model
     asked = {"model": model, "bias": "none"}
-    explained = rows.map_batches(Placed, fn_constructor_kwargs=asked, batch_size=8, concurrency=2)
+    two = ray.data.ActorPoolStrategy(size=2)
+    explained = rows.map_batches(Placed, fn_constructor_kwargs=asked, batch_size=8, compute=two)
     found = sorted(explained.take_all(), key=lambda row: row["n"])
     assert [row["text"] for row in found] == texts and len({row["node"] for row in found}) == 2
     assert np.array_equal(np.stack([row["v"] for row in found]), vectors)
@@ -146,7 +149,7 @@ def test_the_example_of_the_readme(cluster, model, tmp_path, capsys):
     (block,) = (one for one in python_blocks() if "map_batches(" in one)
     reviews = pyarrow.table({"review": ["good film", "dull film", ""], "stars": [5, 1, 2]})
     pyarrow.parquet.write_table(reviews, tmp_path / "a.parquet")
-    for there, here in (("path/to/model", model), ("reviews/", str(tmp_path)), ("concurrency=8", "concurrency=1")):
+    for there, here in (("path/to/model", model), ("reviews/", str(tmp_path)), ("size=8", "size=1")):
         assert there in block
         block = block.replace(there, here)
     exec(block, {})

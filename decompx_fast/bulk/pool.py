@@ -269,7 +269,8 @@ class InThisProcess:
     def run(self, units: Iterator[Unit]) -> Iterator[Done]:
         """Do all units, one after another."""
         for unit in units:
-            threads, said = torch.get_num_threads(), []
+            threads = torch.get_num_threads()
+            said: list[str] = []
             torch.set_num_threads(1)  # as in worker processes, so that numbers are the same
             try:
                 errors = self._worker.compute(unit, lambda kind, text, said=said: said.append(text))

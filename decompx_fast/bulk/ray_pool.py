@@ -173,7 +173,7 @@ class RayPool:
             fn_constructor_args=(self._task,),
             batch_size=None,
             batch_format="pyarrow",
-            concurrency=(1, self._workers),
+            compute=self._data.ActorPoolStrategy(min_size=1, max_size=self._workers),
             max_task_retries=_RETRIES,
             **self._needs,
         )

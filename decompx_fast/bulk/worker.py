@@ -206,7 +206,7 @@ class Worker:
 
         def show(message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
             if issubclass(category, UserWarning):
-                tell("warning", _named(str(message), readable))
+                tell("warning", _named(str(message), readable, all_of_them=True))
 
         with warnings.catch_warnings():
             warnings.simplefilter("always", UserWarning)
@@ -222,14 +222,17 @@ def _by_index(targets: Any, labels: tuple[str, ...]) -> Any:
     return [int(one) if is_index else one for one, is_index in zip(targets, written, strict=True)]
 
 
-def _named(message: str, items: list[Item]) -> str:
-    """A message of the explainer, which counts inputs from 0, with a row's own place; alone it is "the input"."""
+def _named(message: str, items: list[Item], *, all_of_them: bool = False) -> str:
+    """A message of the explainer, which counts inputs from 0, with a row's own place; alone it is "the input".
+
+    An error begins with one, and may cite its text, where the same words are the text's own.
+    """
 
     def name(found: re.Match[str]) -> str:
         number = 0 if len(items) == 1 else int(found[1])
         return items[number].place if number < len(items) else found[0]
 
-    return re.sub(r"\binput (\d+)\b", name, message, count=1)
+    return re.sub(r"\binput (\d+)\b", name, message, count=0 if all_of_them else 1)
 
 
 def serve(connection: Connection, task: Task, number: int) -> None:
