@@ -11,7 +11,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test test-levels lint native-check compile-gate bench device-check clean
+.PHONY: help demo test test-quick test-levels lint native-check compile-gate docs bench device-check clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 20
@@ -24,9 +24,13 @@ demo: .venv/installed-demo  ## explain one sentence, in the terminal and as buil
 test: .venv/installed-test  ## run the tests
 	@$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup
 
+test-quick: .venv/installed-test  ## run the tests that take milliseconds each: a few minutes
+	@$(BIN)/python -m pytest -q -n $(WORKERS) -m "not slow"
+
 # Where a processor's kind decides what is computed how. What this one has not runs lowered to AVX2.
 LEVELS := portable avx2 avx512 avx512_bf16
-LEVEL_TESTS := tests/test_native.py tests/test_mixing_masks.py tests/test_plan.py tests/test_forward.py
+LEVEL_TESTS := tests/test_native.py tests/test_native_library.py tests/test_mixing_masks.py tests/test_plan.py \
+	tests/test_forward.py tests/test_forward_asked.py
 WAY_TESTS := tests/test_products.py tests/test_plan.py tests/test_forward.py
 
 test-levels: .venv/installed-test  ## run the tests of what depends on the processor as each kind of it would
@@ -56,6 +60,10 @@ native-check:  ## the C++ kernels' own tests under the address and the thread sa
 compile-gate: .venv/installed-test  ## compile every kernel for every architecture, without a GPU
 	@$(BIN)/python tools/compile_gate.py
 	@$(BIN)/python tools/nvcc_gate.py
+
+docs: .venv/installed-docs  ## build the documentation into build/docs; a warning is an error
+	@$(BIN)/python -m sphinx -q -b html -W --keep-going docs build/docs
+	@echo "The documentation: $(CURDIR)/build/docs/index.html"
 
 bench: .venv/installed-bench  ## run the benchmarks on the CPU; tables and plots go to bench/results
 	@mkdir -p build

@@ -30,15 +30,18 @@ PACKAGES = [
     "decompx_fast.engines.forward",
     "decompx_fast.evaluation",
     "decompx_fast.evaluation.methods",
+    "decompx_fast.interop",
     "decompx_fast.kernels",
     "decompx_fast.linearize",
     "decompx_fast.linearize.families",
+    "decompx_fast.linearize.reading",
     "decompx_fast.models",
     "decompx_fast.ops",
     "decompx_fast.ops.backends",
     "decompx_fast.request",
     "decompx_fast.request.tasks",
     "decompx_fast.result",
+    "decompx_fast.summarize",
 ]
 
 PACKAGE_DIR = {"decompx_fast.kernels": "kernels"}

@@ -14,10 +14,12 @@ if TYPE_CHECKING:
     from .errors import DecompXError, UnsupportedModelError
     from .explainer import DecompX
     from .request.tasks.places import Word
+    from .result.difference import difference
     from .result.explanation import Explanation
     from .result.failure import Failure
     from .result.pair import PairExplanation
     from .result.readback import read_json
+    from .result.shap_values import to_shap
 
 __version__ = "0.1.0"
 
@@ -31,7 +33,9 @@ __all__ = [
     "UnsupportedModelError",
     "Word",
     "__version__",
+    "difference",
     "read_json",
+    "to_shap",
 ]
 
 __getattr__, __dir__ = lazily(
@@ -45,6 +49,8 @@ __getattr__, __dir__ = lazily(
         "PairExplanation": "result.pair",
         "UnsupportedModelError": "errors",
         "Word": "request.tasks.places",
+        "difference": "result.difference",
         "read_json": "result.readback",
+        "to_shap": "result.shap_values",
     },
 )

@@ -1,4 +1,4 @@
-"""The command line: ``decompx-fast explain``, ``bulk``, ``similarity``, ``plan``, ``evaluate`` and ``doctor``.
+"""The command line, ``decompx-fast``: ``explain``, ``bulk``, ``similarity``, ``summarize``, ``evaluate`` and others.
 
 Exit codes: 0 for success; 2 for a wrong use of the command, which is an option, or a value of one (an engine, a class
 of the model, a column of the file), that does not exist; 1 for everything else: a model, a file or a text that cannot
@@ -30,6 +30,7 @@ from .commands.process import (
     silence_output,
 )
 from .commands.similarity import similarity
+from .commands.summarize import summarize
 from .config import BiasRule, Variant
 from .errors import DecompXError, OptionError
 from .request.tables import FORMATS
@@ -234,6 +235,7 @@ def doctor() -> None:
 cli.add_command(bulk)
 cli.add_command(evaluate)
 cli.add_command(similarity)
+cli.add_command(summarize)
 
 
 def _load(model: str | None, device: str | None, task: str | None = None) -> DecompX:

@@ -40,7 +40,7 @@ class DecompX(ExplainedModel):
 
     Args:
         model: a Hugging Face model of a supported architecture with a head, whose class says what it is asked; or what
-            gives one vector for a text.
+            gives one vector for a text; or a ``Pipeline`` of transformers, which brings its tokenizer along.
         tokenizer: its tokenizer; may be left out if only token ids and encodings will be given. Of a model that reads
             pictures its image processor, for all but prepared ``pixel_values``.
         config: the options of the method.

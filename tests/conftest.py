@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers is imported, which reads it once
 
@@ -54,3 +55,49 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     import evaluation_samples
 
     return evaluation_samples.save_classifier(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="session")
+def cli_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The folder of a tiny classifier that reads 64 tokens, and its tokenizer."""
+    import cli_explain
+
+    return cli_explain.save_classifier(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def explain(capsys: pytest.CaptureFixture[str], cli_folder: str) -> Callable[..., tuple[int, str, str]]:
+    """Run ``decompx-fast explain``; exit code, standard output, standard error."""
+    from decompx_fast.cli import main
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        code = main(["explain", "--model", cli_folder, *map(str, arguments)])
+        captured = capsys.readouterr()
+        assert "Traceback" not in captured.err
+        return code, captured.out, captured.err
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def bert() -> Any:
+    """An explainer of three classes with BERT's tokenizer, of 64 positions."""
+    import explainers
+
+    return explainers.bert(64)
+
+
+@pytest.fixture(scope="module")
+def roberta() -> Any:
+    """An explainer of two classes with a byte-level tokenizer, of 64 positions."""
+    import explainers
+
+    return explainers.roberta(64)
+
+
+@pytest.fixture(scope="module")
+def bare() -> Any:
+    """An explainer without a tokenizer, for token ids."""
+    import explainers
+
+    return explainers.bare()

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import naive
 import numpy as np
 import pytest
+import torch
 from torch import Tensor, nn
 
 from decompx_fast import DecompXConfig
@@ -24,6 +26,29 @@ ROUNDING = 1e-10
 
 #: What a linearised operation holds of the model's weights.
 WEIGHTS = ("value_weight", "b_value", "w_out", "b_out", "w_in", "b_in", "w_gate", "b_gate")
+
+
+def close(found: Tensor, expected: Tensor, rounding: float = ROUNDING) -> bool:
+    """Whether no number differs by more than this part of the largest."""
+    return bool((found - expected).abs().max() <= rounding * expected.abs().max())
+
+
+def relative(found: Tensor, expected: Tensor) -> float:
+    """The largest difference, as a part of the largest number."""
+    assert found.shape == expected.shape
+    return ((found.double() - expected.double()).abs().max() / expected.abs().max().clamp_min(1e-30)).item()
+
+
+def spearman(a: Tensor, b: Tensor) -> float:
+    """How far two tensors order their numbers alike: the correlation of ranks."""
+    ranks = [t.flatten().double().argsort().argsort().double() for t in (a, b)]
+    return torch.corrcoef(torch.stack(ranks))[0, 1].item()
+
+
+def by_definition(linearization: Any, config: DecompXConfig, sources: list[int] | None = None) -> Tensor:
+    """The scores ``[k, c]`` of one input by the method's definition, its bias token aside."""
+    scores, _ = naive.decompose(linearization, config, sources)
+    return torch.tensor(scores[:-1] if config.bias == "bias_token" else scores)
 
 
 def engines_agree(model: nn.Module, given: Mapping[str, Tensor], rule: str, *, record: bool) -> Tensor:

@@ -9,6 +9,9 @@ from torch import Tensor
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 
+#: The rules that kernels know.
+RULES = ("absdot", "dot", "equal", "cls", "none")
+
 #: The arguments of an op: its state, what else it takes by place and by name; and the exact result.
 Call = tuple[Tensor, tuple[Tensor | None, ...], dict, Tensor]
 
@@ -110,6 +113,8 @@ def layernorm(shape, dtype, rule, centre, has_weight, dots_known) -> Call:
     if rule == "dot":
         towards = bias if weight is None else bias * weight
         x = aligned_with(x, towards - towards.mean() if centre else towards)
+    if d == 1 and centre:
+        x.zero_()  # its mean is the vector
     linear = formulas.layernorm(x, scale, weight, None, centre)
     dots = (2 * linear @ bias.double().cpu()).to(F32).to(x.device) if dots_known else None
     options = {"centre": centre, "rule": rule}
@@ -121,11 +126,31 @@ def activation(shape, dtype, rule, has_bias, has_intercept) -> Call:
     b, i, _, f = shape
     slope = random(b, i, f, dtype=dtype, seed=5)
     bias = random(f, seed=6) if has_bias else None
+    intercept = random(b, i, f, dtype=dtype, seed=7) if has_intercept else None
     a = random_state(*shape, dtype=dtype)
-    if rule == "dot":
-        a = aligned_with(a, bias)
-    options = {"intercept": random(b, i, f, dtype=dtype, seed=7) if has_intercept else None, "rule": rule}
+    if rule == "dot":  # signed shares whose sum almost cancels magnify every rounding
+        a = ((a != 0).any(-1, keepdim=True) * random(*shape[:3], 1, low=0.5)).expand(shape).to(dtype)
+        bias, intercept = (None if t is None else t.abs() for t in (bias, intercept))
+    options = {"intercept": intercept, "rule": rule}
     return a, (slope, bias), options, formulas.activation(a, slope, bias, **options)
+
+
+def without_dots(*shape: int) -> tuple[Tensor, Tensor, Tensor]:
+    """A state and a bias whose dots are all zero, and what becomes of it.
+
+    The sources that are not zero share the bias equally; where all are, as :func:`ops_cases.random_state` leaves them
+    at the last of four positions, all do.
+    """
+    x = random_state(*shape, dtype=F32)
+    x[:, :, 1] = 0
+    x[..., -1] = 0
+    bias = torch.zeros(shape[3], device=x.device)
+    bias[-1] = 3
+    sharing = (x != 0).any(-1)
+    sharing[~sharing.any(-1)] = True
+    expected = x.clone()
+    expected[..., -1] = 3 * sharing / sharing.sum(-1, keepdim=True)
+    return x, bias, expected
 
 
 def attention(*shape, dtype) -> Tensor:

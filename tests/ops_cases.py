@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import torch
 from ops_formulas import error, rounding
 from torch import Tensor
@@ -56,6 +59,30 @@ def surroundings(buffer: Tensor, view: Tensor) -> Tensor:
     rest = buffer.clone()
     rest.as_strided(view.shape, view.stride(), view.storage_offset()).fill_(NAN)
     return rest
+
+
+def in_place(op: Callable[..., Tensor], backend: str, x: Tensor, *args: Any, **options: Any) -> list[Tensor]:
+    """The op's result by a backend and by its twin, both in a view inside a buffer of NaN that must stay NaN."""
+    results = []
+    for each in (backend, "torch"):
+        view, buffer = embedded(x)
+        assert op(view, *args, backend=each, **options) is view
+        assert surroundings(buffer, view).isnan().all()
+        results.append(view.clone())
+    return results
+
+
+def into_views(
+    op: Callable[..., Tensor], backend: str, shape: Sequence[int], dtype: torch.dtype, *args: Any, **options: Any
+) -> list[Tensor]:
+    """The op's result by a backend and by its twin, written into a view inside a buffer of NaN that must stay NaN."""
+    results = []
+    for each in (backend, "torch"):
+        view, buffer = embedded(torch.full(shape, NAN, dtype=dtype, device=args[0].device))
+        assert op(*args, out=view, backend=each, **options) is view
+        assert surroundings(buffer, view).isnan().all()
+        results.append(view.clone())
+    return results
 
 
 def assert_accurate(got: Tensor, twin: Tensor, exact: Tensor, times: float = 2) -> None:

@@ -9,7 +9,7 @@ import pytest
 from explanation_samples import sample, simple
 
 from decompx_fast.result.display import AGAINST_RGB, FOR_RGB
-from decompx_fast.result.page import MAX_ALPHA
+from decompx_fast.result.templating import MAX_ALPHA
 from decompx_fast.result.terminal import terminal_view
 
 LEAST = 4.5

@@ -6,6 +6,7 @@ import naive
 import numpy as np
 import pytest
 import torch
+from exactness import close
 from live_bytes import LiveBytes
 from test_families import CASES, ROUNDING, classifier, inputs
 from torch import nn
@@ -21,10 +22,6 @@ from decompx_fast.linearize.linearization import linearize
 from decompx_fast.linearize.spec import ConvolutionSpec, InputLimits, ModelSpec, SublayerSpec
 
 CASE = "deberta_convolution"
-
-
-def close(found, expected) -> bool:
-    return (found - expected).abs().max().item() <= ROUNDING * expected.abs().max().item()
 
 
 @pytest.mark.parametrize("variant", ["paper", "released"])

@@ -5,14 +5,14 @@ from __future__ import annotations
 import ops_formulas as formulas
 import pytest
 import torch
-from ops_cases import DEVICE, NAN, aligned_with, assert_accurate, embedded, random, random_state, surroundings
+from kernel_cases import RULES, attention
+from ops_cases import DEVICE, aligned_with, assert_accurate, embedded, into_views, random, random_state, surroundings
 
 from decompx_fast import ops
 
 pytestmark = pytest.mark.gpu
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
-RULES = ("absdot", "dot", "equal", "cls", "none")
 #: Rows that are divided in launches; that one block takes; that a cluster takes (from 9.0 on), and of odd sizes.
 SHAPES = [(1, 2, 65, 384), (1, 300, 65, 48), (1, 40, 512, 768), (2, 3, 7, 100), (1, 1, 1, 1), (1, 2, 5, 3072)]
 
@@ -86,15 +86,11 @@ def test_residual_centre_and_intercept_are_accurate(shape, dtype):
     ],
 )
 def test_mixing_is_accurate(b, heads, kv_heads, i, j, k, v, causal, window, dtype):
-    alpha = random(b, heads, i, j, low=-0.5).mul(8).softmax(-1).to(dtype)
+    alpha = attention(b, heads, i, j, dtype=dtype)
     p, _ = embedded(random(b, j, k, kv_heads, v, dtype=dtype))
-    results = []
-    for backend in ("cuda", "torch"):
-        view, buffer = embedded(torch.full((b, i, k, heads, v), NAN, dtype=dtype, device=DEVICE))
-        ops.mixing(alpha, p, causal=causal, window=window, out=view, backend=backend)
-        assert surroundings(buffer, view).isnan().all()
-        results.append(view.clone())
-    assert_accurate(*results, formulas.mixing(alpha, p, causal=causal, window=window))
+    options = {"causal": causal, "window": window}
+    got, twin = into_views(ops.mixing, "cuda", (b, i, k, heads, v), dtype, alpha, p, **options)
+    assert_accurate(got, twin, formulas.mixing(alpha, p, **options))
 
 
 def test_work_goes_to_the_current_stream():

@@ -18,7 +18,6 @@ from decompx_fast.ops.layernorm import layernorm_torch
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU test_cuda_gpu.py runs the kernels")
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
-RULES = ("absdot", "dot", "equal", "cls", "none")
 WAYS = tuple(cuda_emulation.DEVICES)
 TWINS = {"layernorm": layernorm_torch, "bias_split": bias_split_torch, "activation": activation_torch}
 
@@ -52,16 +51,7 @@ def test_bias_split_is_accurate(case, way, contiguous):
 @pytest.mark.parametrize("rule", ["absdot", "dot", "equal"])
 @pytest.mark.parametrize("way", WAYS)
 def test_bias_split_without_dots_shares_equally_among_sources_that_are_not_zero(rule, way):
-    x = random_state(1, 4, 33, 48, dtype=F32)
-    x[:, :, 1] = 0
-    x[..., -1] = 0
-    bias = torch.zeros(48)
-    bias[-1] = 3
-    expected = x.clone()
-    sources = [k for k in range(33) if k != 1]
-    expected[:, :, sources, -1] = 3 / len(sources)
-    expected[-1, -1] = 0  # there `random_state` leaves nothing: all share
-    expected[-1, -1, :, -1] = 3 / 33
+    x, bias, expected = kernel_cases.without_dots(1, 4, 33, 48)
     got, _ = run_in_place("bias_split", x, bias, way=way, rule=rule, residual=None, share_after_residual=False)
     torch.testing.assert_close(got, expected, rtol=1e-6, atol=0)  # one division and its rounding
 

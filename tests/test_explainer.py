@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import explainers
 import numpy as np
 import pytest
 import torch
@@ -10,23 +9,6 @@ from explainers import ENGINES, EXACT, assert_close, logits_of
 from models import TEXTS, classifier, token_ids
 
 from decompx_fast import DecompX, Explanation
-
-
-@pytest.fixture(scope="module")
-def bert() -> DecompX:
-    return explainers.bert(64)
-
-
-@pytest.fixture(scope="module")
-def roberta() -> DecompX:
-    return explainers.roberta(64)
-
-
-@pytest.fixture(scope="module")
-def bare() -> DecompX:
-    """Without a tokenizer, for token ids."""
-    return explainers.bare()
-
 
 # What it reads.
 

@@ -6,7 +6,6 @@ import gc
 import itertools
 import weakref
 
-import explainers
 import numpy as np
 import pytest
 import torch
@@ -14,23 +13,6 @@ from explainers import ENGINES, EXACT, assert_close, logits_of
 
 from decompx_fast import DecompX
 from decompx_fast.errors import InputError
-
-
-@pytest.fixture(scope="module")
-def bert() -> DecompX:
-    return explainers.bert(64)
-
-
-@pytest.fixture(scope="module")
-def roberta() -> DecompX:
-    return explainers.roberta(64)
-
-
-@pytest.fixture(scope="module")
-def bare() -> DecompX:
-    """Without a tokenizer, for token ids."""
-    return explainers.bare()
-
 
 # Sources.
 

@@ -8,6 +8,7 @@ from typing import Any
 import naive_heads
 import pytest
 import torch
+from exactness import close
 from models import randomize, token_ids
 from naive_heads import Step
 from torch import Tensor, nn
@@ -38,7 +39,7 @@ from decompx_fast.engines import reference
 from decompx_fast.engines.adjoint import run as adjoint
 from decompx_fast.engines.forward import run as forward
 from decompx_fast.engines.terms import Terms
-from decompx_fast.linearize.families import bert
+from decompx_fast.linearize.families import bert, electra, layoutlm
 from decompx_fast.linearize.linearization import linearize
 
 N, B, VOCAB, LABELS = 5, 2, 40, 3
@@ -148,15 +149,14 @@ def by_definition(model: nn.Module, ids: Tensor, case: Case, terms: Terms, confi
     return torch.stack(found)
 
 
-def close(found: Tensor, expected: Tensor) -> bool:
-    return bool((found - expected).abs().max() < 1e-10 * expected.abs().max())
-
-
 def test_every_kind_of_head_has_a_case():
     """All classes are in the tests of encoders' heads; here one of each kind."""
     covered, known = (
         {name.rpartition("For")[2] for name in names}
-        for names in ({case.model.__name__ for case in CASES}, (name for name in bert.FAMILIES if "For" in name))
+        for names in (
+            {case.model.__name__ for case in CASES},
+            (name for name in [*bert.FAMILIES, *electra.FAMILIES, *layoutlm.FAMILIES] if "For" in name),
+        )
     )
     assert known - {"SequenceClassification"} <= covered
 

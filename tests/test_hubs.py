@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import naive
 import numpy as np
 import pytest
 import torch
+from exactness import by_definition, close
 from test_families import CASES, IN_FLOAT32, ROUNDING, classifier, inputs
 
 from decompx_fast import DecompX, DecompXConfig, UnsupportedModelError
@@ -42,15 +42,6 @@ def scattered(tokens: int = 11) -> dict[str, torch.Tensor]:
     return inputs("longformer", 2, tokens) | {"global_attention_mask": where}
 
 
-def close(found, expected) -> bool:
-    return (found - expected).abs().max().item() <= ROUNDING * expected.abs().max().item()
-
-
-def second(linearization, config, sources=None) -> torch.Tensor:
-    scores, _ = naive.decompose(linearization, config, sources)
-    return torch.tensor(scores[:-1] if config.bias == "bias_token" else scores)
-
-
 @pytest.mark.parametrize("variant", ["paper", "released"])
 @pytest.mark.parametrize("rule", ["absdot", "abssim", "norm", "dot", "equal", "cls", "bias_token", "none"])
 def test_global_tokens_anywhere_agree_with_a_second_decomposition(rule, variant):
@@ -66,7 +57,7 @@ def test_global_tokens_anywhere_agree_with_a_second_decomposition(rule, variant)
         linearization = linearize(model, one)
         scores = forward.attribute(linearization, config).scores[0]
         if rule != "equal":  # told by numbers there, by the masks here
-            assert close(second(linearization, config), scores)
+            assert close(by_definition(linearization, config), scores)
         if rule != "dot":  # whose shares cancel, so that items of a batch differ by rounding that it magnifies
             assert close(scores, expected.scores[item])
 
@@ -80,7 +71,7 @@ def test_equal_shares_with_holes_in_what_is_reached(case, one_layer):
         result = engine.attribute(linearize(model, given), config)
         for item in range(2):
             one = {name: value[item : item + 1] for name, value in given.items()}
-            assert close(second(linearize(model, one), config), result.scores[item])
+            assert close(by_definition(linearize(model, one), config), result.scores[item])
 
 
 @pytest.mark.parametrize("rule", ["absdot", "equal", "bias_token"])
@@ -94,7 +85,7 @@ def test_groups_of_tokens_in_small_blocks(case, rule, workspace_bytes):
     found = forward.attribute(linearize(model, given), config, sources=sources, workspace_bytes=workspace_bytes)
     assert close(found.scores, expected.scores)
     one = {name: value[:1] for name, value in given.items()}
-    assert close(second(linearize(model, one), config, sources[0].tolist()), expected.scores[0])
+    assert close(by_definition(linearize(model, one), config, sources[0].tolist()), expected.scores[0])
 
 
 @pytest.mark.parametrize("ride", ["paper", "released"])
@@ -119,7 +110,7 @@ def test_blocks_of_two_with_and_without_padding(tokens, monkeypatch):
             linearization = linearize(model, given, record=record)
             result = forward.attribute(linearization, config)
             assert (result.scores.sum(1) - expected).abs().max() < 1e-10 * expected.abs().max()
-            assert close(second(linearize(model, given), config), result.scores[0])
+            assert close(by_definition(linearize(model, given), config), result.scores[0])
 
 
 @pytest.mark.parametrize("engine", ["reference", "forward", "adjoint"])

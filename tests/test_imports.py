@@ -18,6 +18,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "decompx_fast"
 
 BASE = {"bias_rules", "config", "errors", "activations", "optional"}
+#: What a model is described with: nothing that runs one.
+READS = {"linearize.readers", "linearize.spec", "linearize.terms"}
 BELOW_EXPLAINER = {*BASE, "result", "request", "kernels", "ops", "linearize", "models", "engines"}
 
 # What each part of the package may import of the package. The parts are modules and folders of decompx_fast.
@@ -36,6 +38,8 @@ MAY_IMPORT = {
     "kernels": {"kernels"},
     "ops": {"ops", "kernels", *BASE},
     "linearize": {"linearize", *BASE},
+    "linearize.reading": {*READS, "linearize.reading", *BASE},
+    "linearize.families": {*READS, "linearize.reading", "linearize.families", *BASE},
     "models": {"models", "linearize", *BASE},
     "engines": {"engines", "ops", "linearize.layer", *BASE},
     "result": {"result", *BASE},
@@ -87,6 +91,8 @@ MAY_IMPORT = {
     },
     "calls": set(),
     "commands": set(),
+    "interop": {"explainer", *BASE},
+    "summarize": {"summarize", "result", *BASE},
     "folder": {"result.file", *BASE},
     "bulk": {"bulk", "explainer", "folder", *BELOW_EXPLAINER},
     "evaluation": {"evaluation", "lazily", "folder", "explainer", *BELOW_EXPLAINER},
@@ -100,6 +106,7 @@ MAY_IMPORT = {
     "commands.similarity": {"explainer", "commands.outputs", "commands.explain", "commands.values", *BELOW_EXPLAINER},
     "ray": {"bulk", *BELOW_EXPLAINER},
     "commands.options": set(),
+    "commands.summarize": {"summarize", "bulk", "result", *BASE},
     "commands.bulk": {"bulk", "commands.options", "commands.values", *BELOW_EXPLAINER},
     "cli": {
         "explainer",
@@ -110,6 +117,7 @@ MAY_IMPORT = {
         "commands.process",
         "commands.options",
         "commands.similarity",
+        "commands.summarize",
         "commands.values",
         "commands.outputs",
         *BELOW_EXPLAINER,
@@ -221,6 +229,8 @@ def test_every_folder_with_code_is_read() -> None:
         ("decompx_fast/result/explanation.py", "from ..request.targets import Targets"),
         ("decompx_fast/request/targets.py", "from ..linearize.spec import Affine"),
         ("decompx_fast/linearize/a.py", "from transformers import BertModel"),
+        ("decompx_fast/linearize/families/a.py", "from ..linearization import linearize"),
+        ("decompx_fast/linearize/reading/a.py", "from ..families.bert import bert_layer"),
         ("decompx_fast/result/render.py", "from ..engines.forward.plan import *"),
         ("decompx_fast/explainer.py", "from transformers import AutoModel"),
         ("decompx_fast/explainer.py", "from .cli import main"),

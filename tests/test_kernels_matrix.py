@@ -11,7 +11,7 @@ import ops_formulas as formulas
 import pytest
 import torch
 from kernel_cases import attention, with_exclusions
-from ops_cases import DEVICE, NAN, assert_accurate, embedded, random, surroundings
+from ops_cases import DEVICE, NAN, assert_accurate, embedded, into_views, random
 
 from decompx_fast import ops
 from decompx_fast.kernels import launch
@@ -20,22 +20,11 @@ F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 BACKENDS = ("triton", "torch")
 
 
-def run_into_views(op, shape, dtype, *args, **kwargs):
-    """The op's results by Triton and by its twin, written into a view inside a buffer of NaN that must stay NaN."""
-    results = []
-    for backend in BACKENDS:
-        view, buffer = embedded(torch.full(shape, NAN, dtype=dtype, device=DEVICE))
-        assert op(*args, out=view, backend=backend, **kwargs) is view
-        assert surroundings(buffer, view).isnan().all()
-        results.append(view.clone())
-    return results
-
-
 @pytest.mark.parametrize(("b", "heads", "kv_heads", "i", "j", "k", "v", "dtype"), kernel_cases.MIXINGS)
 def test_mixing_is_accurate(b, heads, kv_heads, i, j, k, v, dtype):
     alpha, _ = embedded(attention(b, heads, i, j, dtype=dtype))
     p, _ = embedded(random(b, j, k, kv_heads, v, dtype=dtype))
-    got, twin = run_into_views(ops.mixing, (b, i, k, heads, v), dtype, alpha, p)
+    got, twin = into_views(ops.mixing, "triton", (b, i, k, heads, v), dtype, alpha, p)
     assert_accurate(got, twin, formulas.mixing(alpha, p))
 
 
@@ -75,7 +64,7 @@ def test_mixing_does_not_use_what_the_padding_holds(i, j, causal, window, dtype)
     alpha.as_strided((1, 2, i, -(-j // 16) * 16), alpha.stride())[..., j:] = NAN
     assert launch.readable_width(alpha) > j
     p = random(1, j, 3, 2, 16, dtype=dtype)
-    got, twin = run_into_views(ops.mixing, (1, i, 3, 2, 16), dtype, alpha, p, causal=causal, window=window)
+    got, twin = into_views(ops.mixing, "triton", (1, i, 3, 2, 16), dtype, alpha, p, causal=causal, window=window)
     assert_accurate(got, twin, formulas.mixing(weights, p, causal=causal, window=window))
 
 
@@ -85,7 +74,7 @@ def test_mixing_takes_what_is_excluded_as_zero(i, j, causal, window, offset):
     excluded = with_exclusions(alpha, causal, window, offset)
     p = random(1, j, 2, 2, 12)
     options = {"causal": causal, "window": window, "offset": offset}
-    got, twin = run_into_views(ops.mixing, (1, i, 2, 2, 12), F32, alpha, p, **options)
+    got, twin = into_views(ops.mixing, "triton", (1, i, 2, 2, 12), F32, alpha, p, **options)
     assert_accurate(got, twin, formulas.mixing(alpha, p, **options))
     assert torch.equal(got[:, excluded.all(1)], torch.zeros_like(got[:, excluded.all(1)]))
 
@@ -113,7 +102,7 @@ def test_position_operator_is_accurate(b, i, d, f, dtype, norm_in, norm_out):
     w_in = (random(f, d) / d**0.5).to(dtype).T  # as a linear layer holds it
     w_out = (random(d, f, seed=2) / f**0.5).to(dtype).T
     norms = {"norm_in": norm_of(b, i, d, norm_in), "norm_out": norm_of(b, i, d, norm_out)}
-    got, twin = run_into_views(ops.position_operator, (b, i, d, d), dtype, theta, w_in, w_out, **norms)
+    got, twin = into_views(ops.position_operator, "triton", (b, i, d, d), dtype, theta, w_in, w_out, **norms)
     assert_accurate(got, twin, formulas.position_operator(theta, w_in, w_out, **norms))
 
 
@@ -131,7 +120,7 @@ def test_position_apply_is_accurate(b, i, k, d, e, m, dtype):
     r, _ = embedded(random(b, i, k, d, dtype=dtype))
     t, _ = embedded(random(b, i, d, e, dtype=dtype, seed=2))
     shares, u = (random(b, i, k, m, low=0), embedded(random(b, i, m, e, dtype=dtype, seed=3))[0]) if m else (None, None)
-    got, twin = run_into_views(ops.position_apply, (b, i, k, e), dtype, r, t, shares, u)
+    got, twin = into_views(ops.position_apply, "triton", (b, i, k, e), dtype, r, t, shares, u)
     assert_accurate(got, twin, formulas.position_apply(r, t, shares, u))
 
 

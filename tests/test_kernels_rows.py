@@ -11,50 +11,28 @@ from ops_cases import (
     NAN,
     assert_accurate,
     embedded,
+    in_place,
     random,
     random_state,
-    surroundings,
 )
 
 from decompx_fast import ops
 from decompx_fast.kernels import launch
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
-RULES = ("absdot", "dot", "equal", "cls", "none")
-
-
-def run_in_place(op, x, *args, **kwargs):
-    """The op's results by Triton and by its twin, both in a view inside a buffer of NaN that must stay NaN."""
-    results = []
-    for backend in ("triton", "torch"):
-        view, buffer = embedded(x)
-        assert op(view, *args, backend=backend, **kwargs) is view
-        assert surroundings(buffer, view).isnan().all()
-        results.append(view.clone())
-    return results
 
 
 @pytest.mark.parametrize("case", [case for case, _ in kernel_cases.BIAS_SPLITS], ids=str)
 def test_bias_split_is_accurate(case):
     x, tensors, options, exact = kernel_cases.bias_split(*case)
-    got, twin = run_in_place(ops.bias_split_, x, *tensors, **options)
+    got, twin = in_place(ops.bias_split_, "triton", x, *tensors, **options)
     assert_accurate(got, twin, exact)
 
 
 @pytest.mark.parametrize("rule", ["absdot", "dot", "equal"])
 @pytest.mark.parametrize("shape", [(1, 1, 65, 100), (1, 4, 7, 48)], ids=["split", "fused"])
 def test_bias_split_without_dots_shares_equally_among_sources_that_are_not_zero(rule, shape):
-    x = random_state(*shape, dtype=F32)
-    x[:, :, 1] = 0
-    x[..., -1] = 0
-    bias = torch.zeros(shape[3], device=DEVICE)
-    bias[-1] = 3
-    expected = x.clone()
-    expected[..., -1] = 3 / (shape[2] - 1)
-    expected[:, :, 1] = 0
-    if shape[1] == 4:  # there `random_state` leaves nothing at the last position: all share
-        expected[-1, -1] = 0
-        expected[-1, -1, :, -1] = 3 / shape[2]
+    x, bias, expected = kernel_cases.without_dots(*shape)
     got = ops.bias_split_(x.clone(), bias, rule=rule, backend="triton")
     torch.testing.assert_close(got, expected, rtol=1e-6, atol=0)  # one division and its rounding
 
@@ -62,13 +40,13 @@ def test_bias_split_without_dots_shares_equally_among_sources_that_are_not_zero(
 @pytest.mark.parametrize("case", [case for case, _ in kernel_cases.LAYERNORMS], ids=str)
 def test_layernorm_is_accurate(case):
     x, tensors, options, exact = kernel_cases.layernorm(*case)
-    got, twin = run_in_place(ops.layernorm_, x, *tensors, **options)
+    got, twin = in_place(ops.layernorm_, "triton", x, *tensors, **options)
     assert_accurate(got, twin, exact)
 
 
 def test_layernorm_without_bias_is_accurate():
     x, scale = random_state(1, 4, 7, 48, dtype=F32), random(1, 4, low=0.5)
-    got, twin = run_in_place(ops.layernorm_, x, scale, None, None)
+    got, twin = in_place(ops.layernorm_, "triton", x, scale, None, None)
     assert_accurate(got, twin, formulas.layernorm(x, scale))
 
 
@@ -83,7 +61,7 @@ def test_layernorm_with_dots_that_are_zero_shares_equally(shape):
 @pytest.mark.parametrize("case", [case for case, _ in kernel_cases.ACTIVATIONS], ids=str)
 def test_activation_is_accurate(case):
     a, tensors, options, exact = kernel_cases.activation(*case)
-    got, twin = run_in_place(ops.activation_, a, *tensors, **options)
+    got, twin = in_place(ops.activation_, "triton", a, *tensors, **options)
     assert_accurate(got, twin, exact)
 
 

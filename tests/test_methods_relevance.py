@@ -230,11 +230,11 @@ def test_without_biases_the_softmax_alone_takes_relevance(kind):
 
 def test_a_softmax_of_zeros_takes_half_of_what_its_product_passes_on():
     """By hand: one layer ``o = A V`` with logits 0. The softmax gets half, of which ``x_i = 0`` passes on none."""
-    w = random_models.Weights(0, torch.float64)
-    spec = with_frozen_attention(without_biases(w.attention()))
-    x = w.tensor(1, 5, random_models.D).requires_grad_()
+    p = random_models.Parts()
+    spec = with_frozen_attention(without_biases(p.attention()))
+    x = p.normal(1, 5, random_models.D).requires_grad_()
     out = relevance.attention(spec, x)
-    direction = w.tensor(random_models.D)
+    direction = p.normal(random_models.D)
     scores = relevance.gradient_times_input((out[:, 0] @ direction), x)
     values = x.detach()[0] @ spec.value.weight @ spec.out.weight / 5  # what each token adds to every position
     assert torch.allclose(scores[0], values @ direction / 2, rtol=1e-10)

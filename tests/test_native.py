@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
-import sys
-from pathlib import Path
-
+import kernel_cases
 import ops_formulas as formulas
 import pytest
 import torch
-from ops_cases import NAN, aligned_with, assert_accurate, embedded, random, random_state, surroundings
+from ops_cases import NAN, assert_accurate, embedded, in_place, into_views, random, random_state, surroundings
 
 from decompx_fast import ops
-from decompx_fast.errors import BackendError
-from decompx_fast.ops import registry
 from decompx_fast.ops.backends import native, products
 
-ROOT = Path(__file__).resolve().parent.parent
 F32, BF16 = torch.float32, torch.bfloat16
 BUILT, REASON = ops.usable("native", "cpu")
 needs_library = pytest.mark.skipif(not BUILT, reason=REASON)
@@ -35,41 +27,30 @@ def level(request):
         yield request.param
 
 
-def on_cpu(*tensors):
-    return [None if t is None else t.cpu() for t in tensors]
-
-
-def run_in_place(op, x, *args, **kwargs):
-    """The op's results natively and by its twin, both in a view inside a buffer of NaN that must stay NaN."""
-    results = []
-    for backend in ("native", "torch"):
-        view, buffer = embedded(x)
-        assert op(view, *args, backend=backend, **kwargs) is view
-        assert surroundings(buffer, view).isnan().all()
-        results.append(view.clone())
-    return results
+def on_cpu(given):
+    """The same, with every tensor on the CPU, where these kernels run."""
+    if isinstance(given, tuple):
+        return tuple(map(on_cpu, given))
+    if isinstance(given, dict):
+        return {name: on_cpu(value) for name, value in given.items()}
+    return given.cpu() if torch.is_tensor(given) else given
 
 
 # Widths below, at and beyond whole registers of 4, 8 and 16 numbers and of four of them.
 SHAPES = [(1, 1, 1, 1), (2, 3, 7, 100), (1, 4, 63, 48), (1, 2, 65, 384), (1, 3, 64, 15), (1, 5, 2, 64), (3, 1, 5, 67)]
-RULES = ("absdot", "dot", "equal", "cls", "none")
-CASES = [(shape, dtype, RULES[n % 5]) for n, shape in enumerate(SHAPES) for dtype in (F32, BF16)]
-CASES += [((2, 3, 7, 100), F32, rule) for rule in RULES]
+CASES = [(shape, dtype, kernel_cases.RULES[n % 5]) for n, shape in enumerate(SHAPES) for dtype in (F32, BF16)]
+CASES += [((2, 3, 7, 100), F32, rule) for rule in kernel_cases.RULES]
 
 
 @pytest.mark.parametrize(("shape", "dtype", "rule"), CASES, ids=str)
 @pytest.mark.parametrize("residual", ["none", "before", "after"])
 def test_bias_split_is_accurate(level, shape, dtype, rule, residual):
-    b, i, _, d = shape
-    (bias,) = on_cpu(random(b, i, d, dtype=dtype) if residual == "before" else random(d))
-    x = random_state(*shape, dtype=dtype).cpu()
-    rest = None if residual == "none" else random_state(*shape, dtype=dtype, seed=2).cpu()
-    if rule == "dot":
-        x = aligned_with(x, bias)
-        rest = None if rest is None else embedded(aligned_with(rest, bias))[0]
-    options = {"rule": rule, "residual": rest, "share_after_residual": residual == "after"}
-    got, twin = run_in_place(ops.bias_split_, x, bias, **options)
-    assert_accurate(got, twin, formulas.bias_split(x, bias, **options))
+    case = kernel_cases.bias_split(shape, dtype, rule, residual, bias_per_position=residual == "before")
+    x, tensors, options, exact = on_cpu(case)
+    if residual != "none":
+        options["residual"] = embedded(options["residual"])[0]
+    got, twin = in_place(ops.bias_split_, "native", x, *tensors, **options)
+    assert_accurate(got, twin, exact)
 
 
 @pytest.mark.parametrize(("shape", "dtype", "rule"), CASES, ids=str)
@@ -77,37 +58,19 @@ def test_bias_split_is_accurate(level, shape, dtype, rule, residual):
     ("centre", "affine", "dots"), [(True, True, False), (False, True, True), (True, False, True), (False, False, False)]
 )
 def test_layernorm_is_accurate(level, shape, dtype, rule, centre, affine, dots):
-    b, i, _, d = shape
-    weight, bias, scale = on_cpu(
-        random(d, dtype=dtype, low=0.5) if affine else None, random(d, seed=3), random(b, i, low=0.5, seed=4)
-    )
-    x = random_state(*shape, dtype=dtype).cpu()
-    if d == 1 and centre:
-        x = x.zero_()  # its mean is the vector
-    if rule == "dot":
-        direction = bias if weight is None else bias * weight.float()
-        x = aligned_with(x, direction - direction.mean() if centre and d > 1 else direction)
-    exact = formulas.layernorm(x, scale, weight, None, centre)
-    known = (2 * exact @ bias.double()).to(F32) if dots and rule in ("absdot", "dot") else None
-    options = {"centre": centre, "rule": rule}
-    got, twin = run_in_place(ops.layernorm_, x, scale, weight, bias, dots=known, **options)
-    assert_accurate(got, twin, formulas.layernorm(x, scale, weight, bias, **options))
+    known = dots and rule in ("absdot", "dot")
+    x, tensors, options, exact = on_cpu(kernel_cases.layernorm(shape, dtype, rule, centre, affine, known))
+    got, twin = in_place(ops.layernorm_, "native", x, *tensors, **options)
+    assert_accurate(got, twin, exact)
 
 
 @pytest.mark.parametrize(("shape", "dtype", "rule"), CASES, ids=str)
 @pytest.mark.parametrize("parts", ["bias", "intercept", "both", "neither"])
 def test_activation_is_accurate(level, shape, dtype, rule, parts):
-    b, i, _, f = shape
-    slope = embedded(random(b, i, f, dtype=dtype, low=0.5, seed=5).cpu())[0]
-    bias = random(f, seed=6).cpu() if parts in ("bias", "both") else None
-    intercept = random(b, i, f, dtype=dtype, seed=7).cpu() if parts in ("intercept", "both") else None
-    a = random_state(*shape, dtype=dtype).cpu()
-    if rule == "dot":  # signed shares whose sum almost cancels magnify every rounding
-        a = (torch.ones(shape) * random(b, i, shape[2], 1, low=0.5).cpu()).to(dtype)
-        bias, intercept = (None if v is None else v.abs() for v in (bias, intercept))
-    options = {"intercept": intercept, "rule": rule}
-    got, twin = run_in_place(ops.activation_, a, slope, bias, **options)
-    assert_accurate(got, twin, formulas.activation(a, slope, bias, **options))
+    has_bias, has_intercept = parts in ("bias", "both"), parts in ("intercept", "both")
+    a, (slope, bias), options, exact = on_cpu(kernel_cases.activation(shape, dtype, rule, has_bias, has_intercept))
+    got, twin = in_place(ops.activation_, "native", a, embedded(slope)[0], bias, **options)
+    assert_accurate(got, twin, exact)
 
 
 @pytest.mark.parametrize(("shape", "dtype", "rule"), CASES, ids=str)
@@ -117,7 +80,7 @@ def test_add_norm_is_its_two_parts(level, shape, dtype, rule, after, centre, aff
     """Bit for bit what two ops give that are tested by themselves; the twin is compared with the formula elsewhere."""
     b, i, _, d = shape
     weight = random(d, dtype=dtype, low=0.5).cpu() if affine else None
-    branch_bias, bias, scale = on_cpu(random(d, seed=2), random(d, seed=3), random(b, i, low=0.5, seed=4))
+    branch_bias, bias, scale = on_cpu((random(d, seed=2), random(d, seed=3), random(b, i, low=0.5, seed=4)))
     x, branch = (random_state(*shape, dtype=dtype, seed=seed).cpu() for seed in (5, 6))
     options = {"rule": rule, "backend": "native"}
     expected = ops.bias_split_(branch.clone(), branch_bias, residual=x, share_after_residual=after, **options)
@@ -149,13 +112,8 @@ def test_mixing_is_accurate(level, shape, dtype, causal, window, offset):
     alpha = embedded(random(b, h, j, i, dtype=dtype, low=0).cpu().transpose(2, 3))[0]
     p = embedded(random(b, j, k, g, v, dtype=dtype).cpu())[0]
     options = {"causal": causal, "window": window, "offset": offset}
-    results = []
-    for backend in ("native", "torch"):
-        out, buffer = embedded(torch.full((b, i, k, h, v), NAN, dtype=dtype))
-        assert ops.mixing(alpha, p, out=out, backend=backend, **options) is out
-        assert surroundings(buffer, out).isnan().all()
-        results.append(out.clone())
-    assert_accurate(*results, formulas.mixing(alpha, p, **options))
+    got, twin = into_views(ops.mixing, "native", (b, i, k, h, v), dtype, alpha, p, **options)
+    assert_accurate(got, twin, formulas.mixing(alpha, p, **options))
 
 
 def test_mixing_reads_no_weight_that_a_mask_excludes(level):
@@ -193,15 +151,11 @@ def test_network_is_accurate(level, shape, dtype, biased, transposed):
     slope = embedded(random(b, i, f, dtype=dtype, low=0.5, seed=5).cpu())[0]
     bias, shares = (random(f, seed=6).cpu(), random(b, i, k, low=0, seed=7).cpu()) if biased else (None, None)
     u = embedded(random_state(b, i, k, d, dtype=dtype).cpu())[0]
-    before, results = u.clone(), []
-    for backend in ("native", "torch"):
-        out, buffer = embedded(torch.full((b, i, k, d), NAN, dtype=dtype))
-        assert ops.network(u, w_in, w_out, slope, bias, shares, out=out, backend=backend) is out
-        assert surroundings(buffer, out).isnan().all()
-        results.append(out.clone())
+    before, given = u.clone(), (u, w_in, w_out, slope, bias, shares)
+    results = into_views(ops.network, "native", u.shape, dtype, *given)
     assert torch.equal(u, before)
     # Two long sums one after the other, on the portable level without fused multiplications.
-    assert_accurate(*results, formulas.network(u, w_in, w_out, slope, bias, shares), times=4)
+    assert_accurate(*results, formulas.network(*given), times=4)
 
 
 def test_network_without_a_hidden_layer_gives_nothing(level):
@@ -274,16 +228,7 @@ def test_functional_dots_are_accurate(level, shape, dtype, m):
 
 @pytest.mark.parametrize("rule", ["absdot", "dot", "equal"])
 def test_where_all_dots_vanish_the_sources_that_are_not_zero_share_equally(level, rule):
-    shape = (1, 4, 7, 48)
-    x = random_state(*shape, dtype=F32).cpu()  # nothing at the last position: there, all share
-    x[:, :, 1] = 0
-    x[..., -1] = 0
-    bias = torch.zeros(48)
-    bias[-1] = 3
-    expected = x.clone()
-    expected[:, :, [0, 2, 3, 4, 5, 6], -1] = 3 / 6
-    expected[-1, -1] = 0
-    expected[-1, -1, :, -1] = 3 / 7
+    x, bias, expected = on_cpu(kernel_cases.without_dots(1, 4, 7, 48))
     for got in (
         ops.bias_split_(x.clone(), bias, rule=rule, backend="native"),
         ops.bias_split_(x / 2, bias, rule=rule, residual=x / 2, share_after_residual=True, backend="native"),
@@ -356,120 +301,3 @@ def test_threads_change_nothing():
     finally:
         torch.set_num_threads(before)
     assert all(torch.equal(one, two) for one, two in zip(*results, strict=True))
-
-
-def test_levels_differ_by_rounding_only():
-    if not native.has_level("avx2"):
-        pytest.skip(REASON if not BUILT else "this processor has only the portable level")
-    results = []
-    for name in ("portable", "avx2"):
-        with native.forced_level(name):
-            assert native.level() == name
-            results.append(ops.layernorm_(random(1, 3, 5, 77).cpu(), torch.ones(1, 3), None, random(77).cpu()))
-    torch.testing.assert_close(*results, rtol=1e-5, atol=1e-6)  # float32 sums of 77 numbers of order 1
-
-
-@needs_library
-def test_auto_takes_native_on_the_cpu_where_it_can():
-    cpu = torch.device("cpu")
-    for op in ("bias_split_", "layernorm_", "add_norm_", "activation_", "functional_dots", "mixing"):
-        assert registry.select(op, "auto", cpu) is registry.select(op, "native", cpu)
-    double, bias = random(1, 2, 3, 8).double().cpu(), random(8).cpu()
-    assert torch.equal(ops.bias_split_(double.clone(), bias), ops.bias_split_(double.clone(), bias, backend="torch"))
-    with pytest.raises(BackendError, match="its kernels take float32 and bfloat16, and the state is float64"):
-        ops.bias_split_(double, bias, backend="native")
-    with pytest.raises(BackendError, match="its kernels share by absdot, dot, equal, cls, none, and rule is 'norm'"):
-        ops.bias_split_(double.float(), bias, rule="norm", backend="native")
-    with pytest.raises(BackendError, match="its kernels are for the CPU, and this is meta"):
-        registry.select("bias_split_", "native", torch.device("meta"))
-
-
-@needs_library
-def test_unknown_level_is_refused():
-    with pytest.raises(BackendError, match="level='sse9' cannot be used here: use one of portable"):
-        with native.forced_level("sse9"):
-            pass
-    code = "from decompx_fast import ops; print(ops.usable('native', 'cpu'))"
-    environment = os.environ | {native.LEVEL_VARIABLE: "sse9"}
-    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert "DECOMPX_FAST_CPU_LEVEL='sse9' cannot be used here: use one of portable" in run.stdout
-
-
-@needs_library
-def test_bindings_check_what_could_leave_a_tensor():
-    bare = torch.ops.decompx_fast_native
-    x = torch.zeros(1, 2, 3, 8)
-    for call, message in (
-        (lambda: bare.bias_split_(x[0], None, None, 0, False), "x has 3 axes"),
-        (lambda: bare.bias_split_(x.transpose(2, 3), None, None, 0, False), "contiguous along its last axis"),
-        (lambda: bare.bias_split_(x, torch.zeros(1, 2, 7), None, 0, False), "bias has size 7"),
-        (lambda: bare.bias_split_(x, None, x[:, :1], 0, False), "residual has size 1"),
-        (lambda: bare.bias_split_(x, None, None, 9, False), "rule is 9"),
-        (lambda: bare.bias_split_(x.double(), None, None, 0, False), "must be float32 or bfloat16"),
-        (lambda: bare.add_norm_(x, x[:, :1], None, x[..., 0, :1], None, None, False, True, 0), "branch has size 1"),
-        (lambda: bare.mixing(x[None], x, x[None].double(), False, None, 0), "p must be float32 or bfloat16"),
-        (lambda: bare.mixing(x[None], torch.zeros(1, 3, 2, 2), x[None], False, None, 0), "alpha has size"),
-        (lambda: bare.product(x[0, 0], x[0, 0, :, :2], x[0, 0], torch.zeros(9)), "a has size 2"),
-        (lambda: bare.product(x[0, 0], x[0, 0], torch.zeros(8, 8), torch.zeros(9)), "packed has size 9"),
-        (lambda: bare.product(x[0, 0, :2], x[0, 0], torch.zeros(8, 8), torch.zeros(512)), "out has size 2"),
-        (lambda: bare.product(x[0, 0], x[0, 0], torch.zeros(8, 8).double(), torch.zeros(512)), "b must be float32"),
-        (lambda: bare.functional_dots(torch.zeros(1, 2, 3, 1), x, torch.zeros(1, 2, 2, 8)), "out has size 1"),
-    ):
-        with pytest.raises(RuntimeError, match=message):
-            call()
-
-
-def test_a_missing_library_is_told(monkeypatch, tmp_path):
-    monkeypatch.delenv(native.LOWERED_VARIABLE, raising=False)
-    monkeypatch.setattr(native, "__file__", str(tmp_path / "backends" / "native.py"))
-    native._load.cache_clear()
-    try:
-        assert not ops.usable("native", "cpu")[0]
-        assert "it was not compiled" in ops.usable("native", "cpu")[1]
-        x = random(1, 2, 3, 8).cpu()
-        ops.bias_split_(x, random(8).cpu())  # plain PyTorch does it
-        with pytest.raises(BackendError, match="backend='native' cannot be used on cpu: it was not compiled"):
-            ops.bias_split_(x, random(8).cpu(), backend="native")
-        (tmp_path / "_native.abi3.so").write_bytes(b"no library")
-        native._load.cache_clear()
-        assert "_native.abi3.so cannot be loaded" in ops.usable("native", "cpu")[1]
-    finally:
-        monkeypatch.undo()
-        native._load.cache_clear()
-        assert ops.usable("native", "cpu") == (BUILT, REASON)
-
-
-@needs_library
-def test_a_library_of_an_older_version_is_told(monkeypatch):
-    monkeypatch.setattr(native, "OPERATORS", (*native.OPERATORS, "what_is_new"))
-    native._load.cache_clear()
-    try:
-        can, reason = ops.usable("native", "cpu")
-        assert not can and "is older than this package (it has no what_is_new)" in reason
-        x = random(1, 2, 3, 8).cpu()
-        ops.bias_split_(x, random(8).cpu())  # plain PyTorch does it
-    finally:
-        monkeypatch.undo()
-        native._load.cache_clear()
-        assert ops.usable("native", "cpu") == (BUILT, REASON)
-
-
-@pytest.mark.parametrize(
-    ("flags", "lowered"), [("avx2 avx512f avx512bw avx512dq avx512vl", False), ("avx2 fma", True), ("avx512f", True)]
-)
-def test_the_check_runs_the_real_instructions_where_they_are(tmp_path, flags, lowered):
-    compiler, said = tmp_path / "compiler", tmp_path / "said"
-    compiler.write_text(f'#!/bin/sh\necho "$@" > {said}\ncp /bin/true {tmp_path}/rows_test_thread\n')
-    compiler.chmod(0o755)
-    (tmp_path / "cpuinfo").write_text(f"flags\t\t: {flags}\n")
-    environment = os.environ | {"CXX": str(compiler), "CPUINFO": str(tmp_path / "cpuinfo")}
-    command = [ROOT / "csrc/cpu/tests/run.sh", "thread", tmp_path]
-    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    assert ("-DDECOMPX_LOWERED" in said.read_text()) is lowered
-    assert run.stdout.startswith("avx512: lowered to AVX2" if lowered else "avx512: the processor's own instructions")
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
-def test_kernels_are_clean_under_the_address_sanitizer(tmp_path):
-    subprocess.run([ROOT / "csrc/cpu/tests/run.sh", "address", tmp_path], check=True)

@@ -7,8 +7,8 @@ import gc
 
 import pytest
 import torch
+from linearized import LowRank, assert_close, attention_of, explained
 from models import classifier, logits_of, token_ids
-from test_linearize import LowRank, assert_close, attention_of, explained
 from torch import nn
 
 from decompx_fast.config import DecompXConfig

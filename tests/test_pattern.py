@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 import torch.nn.functional as F
-from random_models import Weights
+from random_models import Parts
 from torch import Tensor
 
 from decompx_fast.engines.adjoint.pullback import pull_mix
@@ -24,9 +24,9 @@ class PatternCase:
     kv_heads: int = 4
 
     def pattern(self, n: int, dtype: torch.dtype = torch.float64) -> AttentionPattern:
-        w = Weights(n, dtype)
-        bias = None if self.bias is None else w.tensor(*(n if size < 0 else size for size in self.bias))
-        query, key = w.tensor(2, 4, n, 6), w.tensor(2, self.kv_heads, n, 6)
+        p = Parts(n, dtype=dtype)
+        bias = None if self.bias is None else p.normal(*(n if size < 0 else size for size in self.bias))
+        query, key = p.normal(2, 4, n, 6), p.normal(2, self.kv_heads, n, 6)
         return AttentionPattern(query, key, 0.4, self.causal, self.window, bias)
 
 
@@ -36,6 +36,8 @@ PATTERNS = [
     PatternCase(window=1),
     PatternCase(window=4),
     PatternCase(causal=True, window=5, kv_heads=2),
+    PatternCase(causal=True, window=13, kv_heads=2),
+    PatternCase(window=40),
     PatternCase(bias=(1, 4, -1, -1)),
     PatternCase(bias=(2, 1, 1, -1)),
     PatternCase(bias=(1, 4, -1, 1), window=3),
@@ -70,8 +72,8 @@ def test_pattern_mixes_and_pulls_back_as_its_matrix_does(monkeypatch, case, work
         blocks[:, :, rows, columns] = block
     assert torch.allclose(blocks, alpha, atol=1e-14)
 
-    w = Weights(1, torch.float64)
-    values, g = w.tensor(2, n, case.kv_heads, 6), w.tensor(2, 3, n, 4, 6)
+    p = Parts(1, dtype=torch.float64)
+    values, g = p.normal(2, n, case.kv_heads, 6), p.normal(2, 3, n, 4, 6)
     mixed = torch.einsum("bhij,bjhv->bihv", alpha, values.repeat_interleave(group, dim=2))
     assert torch.allclose(pattern.mix(values), mixed, atol=1e-13)
     for rows in (slice(0, n), slice(5, 6), slice(3, 9)):
@@ -84,7 +86,7 @@ def test_pattern_mixes_and_pulls_back_as_its_matrix_does(monkeypatch, case, work
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_pull_mix_equals_autograd_of_fused_attention(dtype, causal):
     pattern = PatternCase(causal=causal).pattern(70, dtype)
-    g = Weights(2, dtype).tensor(2, 3, 70, 4, 6)
+    g = Parts(2, dtype=dtype).normal(2, 3, 70, 4, 6)
     values = torch.zeros_like(pattern.key, requires_grad=True)
     out = F.scaled_dot_product_attention(pattern.query, pattern.key, values, is_causal=causal, scale=pattern.scale)
     grads = [torch.autograd.grad(out, values, g[:, m].transpose(1, 2), retain_graph=True)[0] for m in range(3)]
@@ -105,9 +107,9 @@ def test_a_window_is_pulled_back_through_at_the_cost_of_its_width(monkeypatch, w
 
     monkeypatch.setattr(AttentionPattern, "weights", counted)
     n, heads, size = 1024, 12, 8
-    w = Weights(0, torch.float32)
-    pattern = AttentionPattern(w.tensor(1, heads, n, size), w.tensor(1, heads, n, size), 0.3, window=window)
-    pull_mix(pattern, w.tensor(1, 2, n, heads, size), slice(0, n))
+    p = Parts(0, dtype=torch.float32)
+    pattern = AttentionPattern(p.normal(1, heads, n, size), p.normal(1, heads, n, size), 0.3, window=window)
+    pull_mix(pattern, p.normal(1, 2, n, heads, size), slice(0, n))
     numbers = sum(alpha.numel() for alpha in made)
     if window is None:
         assert numbers == heads * n * n

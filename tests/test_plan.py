@@ -9,6 +9,7 @@ import pytest
 import synthetic
 import torch
 from live_bytes import LiveBytes
+from random_models import LAYERS, random_model
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
@@ -107,11 +108,11 @@ def test_plan_foretells_the_peak_of_options(rule, options):
     assert foretold.peak_bytes == pytest.approx(peak, rel=0.1)
 
 
-@pytest.mark.parametrize("layers", synthetic.LAYERS)
+@pytest.mark.parametrize("layers", LAYERS)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_plan_foretells_the_peak_of_layer_shapes(layers, dtype):
     constants = torch.float64 if dtype is torch.float64 else torch.float32
-    linearization = synthetic.of_shape(layers, n=48, d=96, f=384, heads=8, dtype=constants)
+    linearization = random_model(layers, n=48, d=96, f=384, heads=8, dtype=constants, position=-1, layers=3)
     peak, foretold = measure(linearization, DecompXConfig(gate="half"), dtype=dtype, workspace_bytes=4 * MIB)
     assert foretold.peak_bytes == pytest.approx(peak, rel=0.1)
 
@@ -120,7 +121,7 @@ def test_plan_foretells_the_peak_of_layer_shapes(layers, dtype):
 @pytest.mark.parametrize(("n", "workspace"), [(200, 2 * MIB), (400, MIB // 4), (400, None)])
 def test_plan_foretells_the_peak_of_masks(layers, n, workspace):
     """With windows of 2 and 3, of which a block of rows attends few more positions than it has."""
-    linearization = synthetic.of_shape(layers, batch=1, n=n, d=32, f=48, heads=8, dtype=torch.float32)
+    linearization = random_model(layers, b=1, n=n, d=32, f=48, heads=8, dtype=torch.float32, position=-1, layers=3)
     peak, foretold = measure(linearization, DecompXConfig(gate="half"), 8, workspace_bytes=workspace)
     assert foretold.peak_bytes == pytest.approx(peak, rel=0.1)
 
@@ -141,7 +142,7 @@ def test_plan_counts_the_pairs_that_a_mask_allows(causal, window, n):
     mixed = dataclasses.replace(every, masks=(Mask(), Mask(causal, window), Mask()))
     assert plan(mixed, n).flops["mixing"] == 2 * allowed.sum() * n * 8
     adjoint = AdjointPlan(mixed, n, 1, 1, torch.float32, DecompXConfig(bias="none"), CPU)
-    assert adjoint.flops["attention weights"] == 2 * (2 * n * n + allowed.sum()) * 8
+    assert adjoint.flops["attention weights"] == 2 * (n * n + allowed.sum() + n) * 8
 
 
 def test_plan_knows_the_mask_of_each_layer():
@@ -153,11 +154,11 @@ def test_plan_knows_the_mask_of_each_layer():
     assert [mask.pairs(n) for mask in shape.masks] == [n * n, local, local, n * n]
 
 
-@pytest.mark.parametrize("layers", synthetic.LAYERS)
+@pytest.mark.parametrize("layers", LAYERS)
 @pytest.mark.parametrize("name", ["zen3", "mixed"])
 def test_plan_foretells_the_peak_of_layer_shapes_on_other_processors(monkeypatch, name, layers):
     processors.become(monkeypatch, name)
-    linearization = synthetic.of_shape(layers, n=48, d=96, f=384, heads=8, dtype=torch.float32)
+    linearization = random_model(layers, n=48, d=96, f=384, heads=8, dtype=torch.float32, position=-1, layers=3)
     peak, foretold = measure(linearization, DecompXConfig(gate="half"), dtype=torch.bfloat16, workspace_bytes=4 * MIB)
     assert foretold.peak_bytes == pytest.approx(peak, rel=0.1)
 
@@ -294,12 +295,12 @@ def test_shape_of_a_model_that_has_not_run_is_that_of_one_that_has():
 
 
 def test_shape_of_other_layers():
-    llama = shape_of(synthetic.of_shape("llama"))
+    llama = shape_of(random_model("llama"))
     assert (llama.kv_heads, llama.gated, llama.pre_norm, llama.masked, llama.foldable) == (2, True, True, True, False)
-    assert shape_of(synthetic.of_shape("parallel")).keeps_branch(DecompXConfig())
-    assert not shape_of(synthetic.of_shape("parallel")).keeps_branch(DecompXConfig(ffn=False))
-    assert shape_of(synthetic.of_shape("gemma")).normed_branches
-    assert not shape_of(synthetic.of_shape("network_first")).starts_with_attention
+    assert shape_of(random_model("parallel_causal")).keeps_branch(DecompXConfig())
+    assert not shape_of(random_model("parallel_causal")).keeps_branch(DecompXConfig(ffn=False))
+    assert shape_of(random_model("gemma")).normed_branches
+    assert not shape_of(random_model("network_first")).starts_with_attention
 
 
 def test_free_memory_is_a_sensible_number():

@@ -12,12 +12,18 @@ import pytest
 import torch
 from live_bytes import LiveBytes
 from models import classifier
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from decompx_fast import DecompX
 from decompx_fast.config import DecompXConfig
+from decompx_fast.engines.adjoint import plan as adjoint_plan
+from decompx_fast.engines.adjoint import run as adjoint
+from decompx_fast.engines.adjoint import tape
 from decompx_fast.engines.choose import cheaper_engine
 from decompx_fast.engines.forward.plan import ModelShape, plan
 from decompx_fast.errors import OptionError, PlanError
+from decompx_fast.linearize import record
 
 BASE = ModelShape(layers=12, d=768, f=3072, heads=12, kv_heads=12, head_size=64)
 GIB = 1 << 30
@@ -128,8 +134,50 @@ def test_operations_of_the_adjoint_engine_by_hand():
     n, d, f = 100, 128, 512
     flops = explainer.plan(n).flops
     assert flops["forward pass"] == n * (4 * 2 * d * d + 2 * 2 * d * f) + 4 * n * n * d
-    assert flops["attention weights"] == 2 * n * n * d
+    assert flops["checks of mixing"] == 4 * n * n * d
+    assert flops["attention weights"] == 2 * n * d
+    assert flops["layers made anew"] == 0
     assert flops["pull-backs"] == 4 * d * f + 2 * d * d + 2 * n * d + n * 2 * d * d
+
+
+def decoder(layers=3, positions=600):
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 128, "intermediate_size": 384, "num_attention_heads": 8, "num_key_value_heads": 2}
+    ends = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+    config = LlamaConfig(vocab_size=90, num_hidden_layers=layers, max_position_embeddings=positions, **sizes, **ends)
+    return DecompX(LlamaForCausalLM(config).eval())
+
+
+def counted_flops(run):
+    """What torch's operations multiply and add while this runs; a fused attention counts the pairs that it allows."""
+
+    def attention(query, key, value, _dropout=0.0, is_causal=False, *_args, **_kwargs):
+        (b, h, n, size), m = query, key[2]
+        return 4 * b * h * (n * (n + 1) // 2 if is_causal else n * m) * size
+
+    fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    with FlopCounterMode(display=False, custom_mapping={fused: attention}) as counter:
+        run()
+    return counter.get_total_flops()
+
+
+@pytest.mark.parametrize(("n", "targets"), [(60, 1), (500, 1), (500, 3), (200, 150)])
+@pytest.mark.parametrize("keep_bytes", [256 << 20, 0])
+def test_plan_of_the_adjoint_engine_foretells_the_operations(monkeypatch, n, targets, keep_bytes):
+    """As multiples of the model's own; with layers that are made anew, and with directions in several runs."""
+    for module in (record, tape, adjoint_plan):
+        monkeypatch.setattr(module, "KEEP_BYTES", keep_bytes)
+    monkeypatch.setattr(adjoint, "GRADIENT_BYTES", 32 << 20)
+    explainer, ids = decoder(), [(7 * i) % 90 for i in range(n)]
+    prompt, output = ids[: n - targets + 1], [*ids[n - targets + 1 :], 0]
+    plan = explainer.plan(n, engine="adjoint", targets=list(range(targets)))
+    assert (plan.at_once < targets) == (targets == 150)
+    assert (plan.flops["layers made anew"] > 0) == (keep_bytes == 0)
+    explainer.explain(ids[:8], continuation=[0], engine="adjoint")  # what it remembers of the weights is known then
+    fed = {"input_ids": torch.tensor([ids]), "logits_to_keep": targets, "use_cache": False}
+    forward = counted_flops(lambda: explainer.model(**fed))
+    explained = counted_flops(lambda: explainer.explain(prompt, continuation=output, engine="adjoint"))
+    assert explained / forward == pytest.approx(plan.passes, rel=0.15)
 
 
 RESIDENT = """

@@ -11,7 +11,8 @@ import weakref
 import models
 import pytest
 import torch
-from models import classifier, logits_of, token_ids, unchanged
+from linearized import explained
+from models import classifier, logits_of, token_ids
 from torch import nn
 from torch.nn.utils import parametrize, prune
 from torch.nn.utils.parametrizations import spectral_norm
@@ -23,11 +24,6 @@ from decompx_fast.linearize.linearization import linearize
 from decompx_fast.linearize.private_copy import original, private_copy
 
 EXACT = 1e-10
-
-
-def explained(model: nn.Module) -> torch.Tensor:
-    with unchanged(model):
-        return reference.attribute(linearize(model, {"input_ids": token_ids()}), DecompXConfig()).scores
 
 
 def trained(**options) -> nn.Module:

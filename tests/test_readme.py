@@ -43,8 +43,9 @@ def test_readme_examples_run() -> None:
         "listener",
         "explain_dataset(",
         "map_batches(",
+        "summarize(",
     )  # have tests of their own
-    first, options, tasks = (block for block in python_blocks() if not any(name in block for name in others))
+    first, options, tasks, beside = (block for block in python_blocks() if not any(name in block for name in others))
     first, count = re.subn(r"DecompX\.from_pretrained\(.*?\)", "DecompX.demo()", first)
     assert count == 1
     names: dict = {}  # each example has what it needs from those before it
@@ -58,6 +59,18 @@ def test_readme_examples_run() -> None:
     names["of_task"] = lambda task: DecompX(task_models.model(task), models.word_piece())
     exec(tasks, names)
     assert names["named"].entities
+    pytest.importorskip("shap")
+    names["explainer"] = DecompX.demo()
+    exec(beside, names)
+
+
+@pytest.mark.slow
+def test_readme_example_of_a_summary_runs() -> None:
+    (block,) = (block for block in python_blocks() if "summarize(" in block)
+    texts = ["A bad plot.", "Bad, but good fun.", "Not bad.", "So bad it is good.", "A bad day.", "Good."]
+    names = {"load_results": lambda folder: DecompX.demo().explain(texts, bias="none")}
+    exec(block, names)
+    assert names["of_words"].word("bad").documents == 5
 
 
 def test_readme_example_of_a_translator_runs() -> None:

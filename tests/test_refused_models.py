@@ -4,19 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from models import classifier, logits_of, token_ids, unchanged
+from linearized import explained
+from models import classifier, logits_of, token_ids
 from torch import nn
 
-from decompx_fast import DecompXConfig
-from decompx_fast.engines import reference
 from decompx_fast.errors import NumericalError, UnsupportedModelError
 from decompx_fast.linearize.linearization import linearize
-
-
-def explained(model: nn.Module) -> torch.Tensor:
-    """Scores ``[b, k, c]`` of the reference engine; the model must be left as it was, also when it is refused."""
-    with unchanged(model):
-        return reference.attribute(linearize(model, {"input_ids": token_ids()}), DecompXConfig()).scores
 
 
 def attention_of(model: nn.Module, layer: int = 0) -> nn.Module:

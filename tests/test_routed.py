@@ -8,10 +8,10 @@ from functools import partial
 import naive
 import numpy as np
 import pytest
-import synthetic
 import torch
 from live_bytes import LiveBytes
 from llama_like import decoder, inputs
+from random_models import Parts, RandomModel
 
 from decompx_fast import DecompXConfig, UnsupportedModelError
 from decompx_fast.engines import reference
@@ -83,10 +83,10 @@ LAYERS = {
 
 
 def model_of(name, batch=2, n=5, position=-1, seed=0):
-    p = synthetic.Parts(seed)
+    p = Parts(seed)
     head = (HeadStepSpec(p.affine(p.d, p.d), "softcap:1.5", ScaleSpec(0.4)), HeadStepSpec(p.affine(p.d, 3)))
     layers = [LAYERS[name](p) for _ in range(2)]
-    return synthetic.SpecLinearization(layers, p.normal(batch, n, p.d), head, position % n)
+    return RandomModel(tuple(layers), head, position, p.normal(batch, n, p.d))
 
 
 @pytest.mark.parametrize("rule", ["absdot", "abssim", "norm", "dot", "equal", "cls", "bias_token", "none"])
@@ -134,9 +134,9 @@ def test_options_agree(name, options):
 @pytest.mark.parametrize("workspace", [1, 3000])
 @pytest.mark.parametrize("name", LAYERS)
 def test_blocks_groups_and_readings_agree(name, workspace, position):
-    p = synthetic.Parts(3)
+    p = Parts(3)
     head, layers = (HeadStepSpec(p.affine(p.d, 2)),), [LAYERS[name](p) for _ in range(2)]
-    linearization = synthetic.SpecLinearization(layers, p.normal(2, 7, p.d), head, position)
+    linearization = RandomModel(tuple(layers), head, position, p.normal(2, 7, p.d))
     sources = torch.tensor([[0, 1, 1, 2, 2, 2, 3]] * 2)
     for given in (None, sources):
         expected = reference.attribute(linearization, DecompXConfig(), sources=given)
@@ -194,9 +194,9 @@ def test_shapes_count_the_networks_that_a_position_goes_through():
     "name", ["plain_experts", "experts_after_norms", "experts_beside_an_attention", "clamped_gates"]
 )
 def test_plans_foretell_the_peak(name, dtype):
-    p = synthetic.Parts(0, d=96, f=384, heads=8, dtype=torch.float32)
+    p = Parts(0, d=96, f=384, heads=8, dtype=torch.float32)
     head, layers = (HeadStepSpec(p.affine(p.d, 2)),), [LAYERS[name](p) for _ in range(2)]
-    linearization = synthetic.SpecLinearization(layers, p.normal(2, 48, p.d), head)
+    linearization = RandomModel(tuple(layers), head, 0, p.normal(2, 48, p.d))
     first, counter = next(linearization.layers()), LiveBytes()
     options = {"config": DecompXConfig(), "dtype": dtype, "workspace_bytes": 4 << 20}
     with counter:
@@ -210,4 +210,4 @@ def test_plans_foretell_the_peak(name, dtype):
 )
 def test_methods_that_do_not_know_a_part_refuse_it(name, words):
     with pytest.raises(UnsupportedModelError, match=words):
-        refuse_convolutions(LAYERS[name](synthetic.Parts()), "this method")
+        refuse_convolutions(LAYERS[name](Parts()), "this method")

@@ -22,7 +22,7 @@ from decompx_fast.engines import reference
 from decompx_fast.engines.adjoint import run as adjoint
 from decompx_fast.engines.forward import run as forward
 from decompx_fast.errors import OptionError, UnsupportedModelError
-from decompx_fast.linearize.families import sounds
+from decompx_fast.linearize.families import SOUNDS
 from decompx_fast.linearize.linearization import linearize
 
 RULES = ("absdot", "bias_token", "none", "equal", "cls")
@@ -37,7 +37,7 @@ def own_logits(model: nn.Module, given: dict[str, torch.Tensor]) -> torch.Tensor
 
 
 def test_every_family_has_a_case():
-    assert {name for name, _ in CASES.values()} == set(sounds.FAMILIES)
+    assert {name for name, _ in CASES.values()} == set(SOUNDS)
 
 
 @pytest.mark.parametrize("record", [False, True], ids=["computed", "recorded"])

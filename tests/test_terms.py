@@ -6,11 +6,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from exactness import close
 from live_bytes import LiveBytes
-from models import classifier, randomize, token_ids
-from random_models import KINDS, RandomModel, random_model
-from torch import Tensor, nn
-from transformers import BertConfig, BertForMaskedLM, BertForTokenClassification, BertModel
+from models import classifier, token_ids
+from random_models import KINDS, RandomModel
+from terms_of import LINEAR, OUTPUTS, POSITIONS, RULES, bert, each, terms_at
+from torch import Tensor
+from transformers import BertForMaskedLM, BertModel
 
 from decompx_fast.config import DecompXConfig
 from decompx_fast.engines import reference
@@ -18,39 +20,10 @@ from decompx_fast.engines.adjoint import run as adjoint
 from decompx_fast.engines.choose import Execution, attribute, measure_error
 from decompx_fast.engines.forward import run as forward
 from decompx_fast.engines.terms import Terms
-from decompx_fast.errors import InputError, NumericalError, OptionError, UnsupportedModelError
+from decompx_fast.errors import InputError, OptionError
 from decompx_fast.linearize import linearization as module
 from decompx_fast.linearize.linearization import linearize
 from decompx_fast.linearize.spec import HeadStepSpec
-
-RULES = ["absdot", "abssim", "norm", "equal", "cls", "dot", "bias_token", "none"]
-LINEAR = ("equal", "cls", "bias_token", "none")
-
-
-def each(kind: str, *, classes: int = 3, **options) -> RandomModel:
-    """A random model whose head is applied to each position by itself."""
-    model = random_model(kind, classes=classes, **options)
-    return RandomModel(model.specs, model.steps, "each", model.embedding)
-
-
-def bert(cls: type = BertForTokenClassification, seed: int = 0, dtype=torch.float64, **options) -> nn.Module:
-    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 24}
-    given = sizes | {"vocab_size": 60, "max_position_embeddings": 40, "num_labels": 3} | options
-    model = cls(BertConfig(**given)).eval().to(dtype)
-    randomize(model, seed)
-    return model
-
-
-def terms_at(positions: list[list[int]], outputs: list[list[int]], columns=None) -> Terms:
-    columns = None if columns is None else torch.tensor(columns, dtype=torch.float64)
-    return Terms(torch.tensor(positions), torch.tensor(outputs), columns)
-
-
-def close(found: Tensor, expected: Tensor, rounding: float = 1e-10) -> bool:
-    return bool((found - expected).abs().max() <= rounding * expected.abs().max())
-
-
-POSITIONS, OUTPUTS = [[0, 6, 2, 6], [5, 1, 1, 3]], [[1, 0, 2, 2], [0, 0, 2, 1]]
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -167,6 +140,26 @@ def test_checkpoints_and_blocks_of_directions(checkpoint_every, monkeypatch):
     sites = sum(site.value for site in found.sites)
     carried = found.components["attention.0"] + found.components["attention_residual.0"]
     assert close(carried.sum(1) + sites, model.values(terms)), "what layer 0 carries and all biases are the outputs"
+
+
+@pytest.mark.parametrize("rule", LINEAR)
+def test_a_causal_model_is_pulled_back_no_further_on_than_its_targets(monkeypatch, rule):
+    """Block by block: the last layer at the positions that these directions read, the others up to the last of them."""
+    model, config, worked_on = each("rms_gated", layers=2), DecompXConfig(bias=rule), []
+    terms = terms_at([[1, 2, 5], [1, 2, 4]], [[0, 1, 2], [2, 0, 0]])
+    expected = reference.attribute(model, config, terms=terms)
+    original = adjoint.pull_attention
+    monkeypatch.setattr(
+        adjoint, "pull_attention", lambda op, g, rows, *a, **k: worked_on.append(rows) or original(op, g, rows, *a, **k)
+    )
+    together = adjoint.attribute(model, config, terms=terms)
+    assert worked_on == [slice(1, 6), slice(0, 6)]
+    worked_on.clear()
+    monkeypatch.setattr(adjoint, "directions_at_once", lambda *sizes: 2)
+    found = adjoint.attribute(model, config, terms=terms)
+    assert worked_on == [slice(1, 3), slice(0, 3), slice(4, 6), slice(0, 6)]
+    for ours in (together, found):
+        assert close(ours.scores, expected.scores)
 
 
 @pytest.mark.parametrize("rule", ["absdot", "bias_token", "equal"])
@@ -304,110 +297,3 @@ def test_a_vocabulary_is_never_formed_at_all_positions(engine, rule):
             result = forward.attribute(linearization, DecompXConfig(bias=rule), terms=terms, sources=sources)
     assert result.gap.max() < 1e-3
     assert counter.peak < 4 * n * vocab / 8, f"{counter.peak:,} bytes at {counter.where}"
-
-
-def test_a_head_that_computes_something_else_is_refused():
-    model = bert()
-    model.classifier.register_forward_hook(lambda module, args, output: 2 * output)
-    linearization = linearize(model, {"input_ids": token_ids(7, b=2, vocab=60)})
-    with pytest.raises(UnsupportedModelError, match="the head does not compute .*differs by"):
-        reference.attribute(linearization, DecompXConfig(), terms=terms_at(POSITIONS, OUTPUTS))
-
-
-def test_an_encoder_that_goes_on_after_its_layers_is_refused():
-    model = bert()
-
-    def change(module, args, output):
-        output.last_hidden_state = output.last_hidden_state + 0.1
-        return output
-
-    model.bert.register_forward_hook(change)
-    linearization = linearize(model, {"input_ids": token_ids(7, b=2, vocab=60)})
-    with pytest.raises(UnsupportedModelError, match="the head does not compute .*differs by"):
-        reference.attribute(linearization, DecompXConfig(), terms=terms_at(POSITIONS, OUTPUTS))
-
-
-def hooked(model: nn.Module) -> nn.Module:
-    model.register_forward_hook(lambda module, args, output: output)
-    return model
-
-
-def replaced(model: nn.Module) -> nn.Module:
-    model.forward = lambda **inputs: None
-    return model
-
-
-class Own(BertForTokenClassification):
-    def forward(self, **inputs):
-        return super().forward(**inputs)
-
-
-def inherited(model: nn.Module) -> nn.Module:
-    model.__class__ = Own
-    return model
-
-
-@pytest.mark.parametrize("change", [hooked, replaced, inherited])
-def test_what_the_whole_model_adds_would_not_be_seen(change):
-    with pytest.raises(UnsupportedModelError, match="has hooks, or a forward that is not that of transformers"):
-        linearize(change(bert()), {"input_ids": token_ids(7, vocab=60)})
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((torch.zeros(2, 3), torch.zeros(2, 3, dtype=torch.int64)), r"positions must be int64 .*\[2, 3\], got float32"),
-        (
-            (torch.zeros(2, 1, dtype=torch.int64), torch.zeros(2, 3, dtype=torch.int64)),
-            r"positions .*got int64 \[2, 1\]",
-        ),
-        ((None, torch.zeros(3, dtype=torch.int64)), r"outputs must be int64 of the shape \[b, t\], got int64 \[3\]"),
-        ((None, torch.zeros(2, 0, dtype=torch.int64)), r"outputs must be int64"),
-        (
-            (None, torch.zeros(2, 3, dtype=torch.int64), torch.zeros(2, 1, 3)),
-            r"columns must be float64 of .*\[2, m, 3\]",
-        ),
-        (
-            (None, torch.zeros(2, 3, dtype=torch.int64), torch.zeros(2, 0, 3, dtype=torch.float64)),
-            r"columns must be float64 of .*\[2, m, 3\]",
-        ),
-        (
-            (None, torch.zeros(2, 3, dtype=torch.int64), torch.full((2, 1, 3), float("nan"), dtype=torch.float64)),
-            "columns holds NaN or infinity",
-        ),
-    ],
-)
-def test_terms_of_a_wrong_shape_are_refused(arguments, message):
-    with pytest.raises(InputError, match=message):
-        Terms(*arguments)
-
-
-def test_what_does_not_exist_is_refused():
-    linearization = linearize(bert(), {"input_ids": token_ids(7, vocab=60)})
-    for positions, outputs, message in (
-        ([[7]], [[0]], "positions holds 7: give whole numbers from 0 to 6"),
-        ([[-1]], [[0]], "positions holds -1: give whole numbers from 0 to 6"),
-        ([[0]], [[3]], "outputs holds 3: give whole numbers from -1 to 2"),
-        ([[0]], [[-2]], "outputs holds -2: give whole numbers from -1 to 2"),
-    ):
-        for ask in (linearization.values, lambda terms: forward.attribute(linearization, DecompXConfig(), terms=terms)):
-            with pytest.raises(InputError, match=message):
-                ask(terms_at(positions, outputs))
-    for engine in (reference, adjoint):
-        with pytest.raises(InputError, match="outputs at each position: say which"):
-            engine.attribute(linearization, DecompXConfig(bias="none"))
-    with pytest.raises(InputError, match="no logits of the whole input"):
-        linearization.logits  # noqa: B018
-    with pytest.raises(InputError, match="this model has a head, which says what is read"):
-        linearize(bert(), {"input_ids": token_ids(7, vocab=60)}, read=3)
-    with pytest.raises(InputError, match="positions are given, but the head of this model reads by itself"):
-        reference.attribute(random_model("post_norm"), DecompXConfig(), terms=terms_at(POSITIONS, OUTPUTS))
-
-
-def test_nan_in_a_head_is_an_error():
-    model = bert()
-    with torch.no_grad():
-        model.classifier.bias[1] = float("nan")
-    linearization = linearize(model, {"input_ids": token_ids(7, b=2, vocab=60)})
-    with pytest.raises(NumericalError, match="the weight 'classifier.bias' holds NaN or infinity"):
-        reference.attribute(linearization, DecompXConfig(), terms=terms_at(POSITIONS, OUTPUTS))

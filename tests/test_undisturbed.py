@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 
-import explainers
 import pytest
 import torch
 from explainers import ENGINES, EXACT
@@ -12,18 +11,6 @@ from models import TEXTS, classifier, snapshot
 
 from decompx_fast import DecompX
 from decompx_fast.errors import InputError, UnsupportedModelError
-
-
-@pytest.fixture(scope="module")
-def bert() -> DecompX:
-    return explainers.bert(64)
-
-
-@pytest.fixture(scope="module")
-def bare() -> DecompX:
-    """Without a tokenizer, for token ids."""
-    return explainers.bare()
-
 
 # The caller's settings.
 
@@ -140,7 +127,7 @@ def test_errors_leave_nothing_behind(monkeypatch, engine, error):
     before = snapshot(model)
     explainer = DecompX(model, engine=engine, **ENGINES[engine])
     for place in (
-        "decompx_fast.linearize.families.parts.activation_name",
+        "decompx_fast.linearize.reading.parts.activation_name",
         "decompx_fast.linearize.linearization.HuggingFaceLinearization._check",
         "decompx_fast.linearize.recomputed.linearize_head",
         "decompx_fast.engines." + (engine if engine == "reference" else f"{engine}.run") + ".attribute",

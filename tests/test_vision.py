@@ -24,7 +24,7 @@ from decompx_fast.engines import reference
 from decompx_fast.engines.adjoint import run as adjoint
 from decompx_fast.engines.forward import run as forward
 from decompx_fast.errors import InputError, OptionError, UnsupportedModelError
-from decompx_fast.linearize.families import pictures
+from decompx_fast.linearize.families import PICTURES
 from decompx_fast.linearize.linearization import linearize
 
 
@@ -35,7 +35,7 @@ def own_logits(model: nn.Module, given: dict[str, torch.Tensor], **more) -> torc
 
 def test_every_family_has_a_case():
     covered = {f"{name}ForImageClassification{suffix}" for name, suffix, _ in CASES.values()}
-    assert covered == set(pictures.FAMILIES)
+    assert covered == set(PICTURES)
 
 
 @pytest.mark.parametrize("record", [False, True], ids=["computed", "recorded"])

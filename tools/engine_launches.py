@@ -142,6 +142,7 @@ def every_question() -> None:
     sys.path[:0] = [str(ROOT / "tests")]
     import synthetic
     import torch
+    from random_models import LAYERS, random_model
 
     from decompx_fast.config import DecompXConfig
     from decompx_fast.engines.forward import run as forward
@@ -174,9 +175,9 @@ def every_question() -> None:
     explain(synthetic.hugging_face(n=1, layers=2, d=64, f=128, heads=2, **f32), both)
     for switch in ("ln1", "ln2", "ffn", "head"):
         explain(usual, ("direct",) if switch == "ffn" else both, **{switch: False})
-    for shape in synthetic.LAYERS:
+    for shape in LAYERS:
         for dtype in (torch.float32, torch.bfloat16):
-            model = synthetic.of_shape(shape, n=5, layers=2, batch=1, d=64, f=128, **f32)
+            model = random_model(shape, n=5, layers=2, b=1, d=64, f=128, **f32, position=-1)
             for rule in ("absdot", "cls", "none"):
                 explain(model, ("auto",), dtype=dtype, bias=rule)
 

@@ -111,6 +111,8 @@ def outcome_of(record: Record, options: Mapping[str, Any] | None = None) -> Expl
         about = {name: value for name, value in about.items() if value is not None}
         places = zip(record["text_of"], record["start"], record["end"], strict=True)
         spans = [None if place[0] is None else place for place in places]
+        if record["columns"] is not None:
+            about["columns"] = json.loads(record["columns"])
         metadata = {**more.pop("metadata"), **about}
         found = {**record, **more, "spans": spans, "metadata": metadata}
         return Explanation.from_dict(found if options is None else {**found, "options": options})

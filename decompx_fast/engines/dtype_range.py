@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..errors import NumericalError, PrecisionWarning, warn_user
-from ..linearize.layer import Attention, Convolution, FeedForward, LinearizedLayer, Op, Routed, StateMap
+from ..linearize.layer import Attention, Convolution, FeedForward, LinearizedLayer, StateMap, networks_of
 from .attribution import Attribution
 
 #: What to compute in where a dtype's range does not suffice. bfloat16 has that of float32, in two bytes.
@@ -140,7 +140,7 @@ def _weights(layer: LinearizedLayer) -> Iterator[tuple[str, Tensor]]:
             yield "a weight of the convolution", op.weight
         elif isinstance(op, StateMap):
             yield "a weight of a bottleneck", op.weight
-        for network in _networks(op):
+        for network in networks_of(op):
             yield from (("a feed-forward weight", network.w_in), ("a feed-forward output weight", network.w_out))
             if network.w_gate is not None:
                 yield "a gate weight", network.w_gate
@@ -158,12 +158,6 @@ def _true_values(layer: LinearizedLayer) -> Iterator[tuple[str, Tensor]]:
                 yield "the convolution", op.preactivation
             if isinstance(op, FeedForward) and op.norm is not None and sublayer.input is not None:
                 yield "a norm", op.norm.linear(sublayer.input)
-            for network in _networks(op):
+            for network in networks_of(op):
                 yield "the feed-forward network", network.preactivation
                 yield "the feed-forward network", network.hidden()
-
-
-def _networks(op: Op) -> tuple[FeedForward, ...]:
-    if isinstance(op, Routed):
-        return tuple(part.network for part in op.parts)
-    return (op,) if isinstance(op, FeedForward) else ()

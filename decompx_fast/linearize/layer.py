@@ -41,6 +41,13 @@ from .terms import Terms as Terms
 Op = Attention | FeedForward | Convolution | Routed | StateMap
 
 
+def networks_of(op: Op) -> tuple[FeedForward, ...]:
+    """The feed-forward networks of an operation: itself, or those that positions are sent to."""
+    if isinstance(op, Routed):
+        return tuple(part.network for part in op.parts)
+    return (op,) if isinstance(op, FeedForward) else ()
+
+
 @dataclass(frozen=True)
 class Sublayer:
     """``x <- post_norm(x + out_norm(sum_op op(pre_norm(x))))``; each norm optional, several ops run in parallel.

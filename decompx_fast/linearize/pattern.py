@@ -54,17 +54,23 @@ class AttentionPattern:
     sink: Tensor | None = None
     hubs: Hubs | None = None
 
+    @property
+    def _narrowed(self) -> int | None:
+        """The window, unless it is wider than the text."""
+        return None if self.window is None or self.window >= self.key.shape[2] else self.window
+
     def allowed(self, rows: slice = slice(None), columns: slice | Tensor = slice(None)) -> Tensor | None:
         """Where position ``i`` of ``rows`` may attend ``j`` of ``columns``, ``[i, j]``, with hubs ``[b, i, j]``;
         ``None`` where all may."""
         if self.hubs is not None:
             return self.hubs.allowed(rows, columns)
-        if not self.causal and self.window is None:
+        window = self._narrowed
+        if not self.causal and window is None:
             return None
         i = torch.arange(self.query.shape[2], device=self.query.device)[rows, None]
         j = torch.arange(self.key.shape[2], device=self.key.device)[None, columns]
         allowed = j <= i if self.causal else torch.ones_like(i + j, dtype=torch.bool)
-        return allowed if self.window is None else allowed & ((i - j).abs() < self.window)
+        return allowed if window is None else allowed & ((i - j).abs() < window)
 
     def weights(self, rows: slice = slice(None), columns: slice | Tensor = slice(None)) -> Tensor:
         """The attention weights ``alpha`` of some target positions, ``[b, h, i, j]``.
@@ -76,23 +82,42 @@ class AttentionPattern:
             columns: the attended positions ``j``, a range or an index; must hold every one that ``rows`` attend (see
                 :meth:`columns`).
         """
-        key = self._repeat(self.key[:, :, columns])
-        logits = (self.query[:, :, rows] * self.scale) @ key.transpose(-1, -2)  # [b, h, i, j]
+        logits = self._products(rows, columns)
         if self.softcap is not None:
             logits = self.softcap * torch.tanh(logits / self.softcap)
         if self.bias is not None:
             bias = self.bias if self.bias.shape[-2] == 1 else self.bias[..., rows, :]
             logits = logits + (bias if bias.shape[-1] == 1 else bias[..., columns])
-        allowed = self.allowed(rows, columns)
-        if allowed is not None:
-            allowed = allowed if allowed.ndim == 2 else allowed.unsqueeze(1)
-            logits = logits.masked_fill(~allowed, float("-inf"))
+        logits = self._masked(logits, rows, columns)
         if self.sink is not None:
             sink = self.sink.to(logits.dtype)[None, :, None, None].expand(*logits.shape[:3], 1)
             logits = torch.cat((logits, sink), dim=-1)
         alpha = logits.softmax(-1)
         alpha = alpha if self.sink is None else alpha[..., :-1]
         return alpha if self.hubs is None else alpha * self.hubs.live(rows)[:, None, :, None]
+
+    def _products(self, rows: slice, columns: slice | Tensor) -> Tensor:
+        """``scale * query . key``, ``[b, h, i, j]``: the heads of a group as the rows of one product."""
+        query, key = self.query[:, :, rows] * self.scale, self.key[:, :, columns]
+        together = query.shape[1] // key.shape[1] * query.shape[2]
+        grouped = query.reshape(*key.shape[:2], together, query.shape[3])  # [b, g, (h i), v]
+        return (grouped @ key.transpose(-1, -2)).view(*query.shape[:3], key.shape[2])
+
+    def _masked(self, logits: Tensor, rows: slice, columns: slice | Tensor) -> Tensor:
+        """``logits`` without what the positions ``rows`` may not attend, in place."""
+        first = 0
+        if self.hubs is None and self._narrowed is None and isinstance(columns, slice):
+            if not self.causal:
+                return logits
+            # All may attend what comes no later than the first of them.
+            start, shift = rows.indices(self.query.shape[2])[0], columns.indices(self.key.shape[2])[0]
+            first = max(start + 1 - shift, 0)
+            columns = slice(shift + first, columns.stop)
+        allowed = self.allowed(rows, columns)
+        if allowed is not None:
+            allowed = allowed if allowed.ndim == 2 else allowed.unsqueeze(1)
+            logits[..., first:].masked_fill_(~allowed, float("-inf"))
+        return logits
 
     def row_sums(self, rows: slice = slice(None)) -> Tensor | None:
         """What the weights of some target positions sum to, ``[b, h, i]``; ``None`` where that is 1."""
@@ -102,11 +127,11 @@ class AttentionPattern:
 
     def columns(self, rows: slice) -> slice:
         """The narrowest range of positions that holds all that ``rows`` (a slice with a start and a stop) attend."""
-        n = self.key.shape[2]
-        first = 0 if self.window is None else max(rows.start - self.window + 1, 0)
-        if self.window is None and not self.causal:
+        n, window = self.key.shape[2], self._narrowed
+        first = 0 if window is None else max(rows.start - window + 1, 0)
+        if window is None and not self.causal:
             return slice(0, n)
-        last = rows.stop - 1 if self.window is None or self.causal else rows.stop + self.window - 2
+        last = rows.stop - 1 if window is None or self.causal else rows.stop + window - 2
         return slice(first, min(last + 1, n))
 
     def of_heads(self, kv_heads: slice) -> AttentionPattern:
@@ -121,7 +146,7 @@ class AttentionPattern:
     def block_shape(self, n_rows: int) -> tuple[int, int]:
         """How high a block of so many rows is at the most, and how wide it is then."""
         n = self.key.shape[2]
-        window, beside = self.window, 0
+        window, beside = self._narrowed, 0
         if self.hubs is not None and not self.hubs.own_rows:
             window, beside = self.hubs.block * (self.hubs.radius + 1), len(self.hubs.positions)
         if window is None:
@@ -168,7 +193,7 @@ class AttentionPattern:
             ``[b, i, h, v]``.
         """
         values = self._repeat(values.transpose(1, 2))  # [b, h, j, v]
-        plain = self.window is None and self.softcap is None and self.sink is None
+        plain = self._narrowed is None and self.softcap is None and self.sink is None
         if self.hubs is not None:
             mixed = torch.zeros_like(values)
             for rows, columns, alpha in self.blocks():

@@ -13,9 +13,10 @@ from torch import nn
 
 from ..errors import InputError, ModelLoadError, UnsupportedModelError, warn_user
 from ..linearize.architectures import find_family, refuse_prompts
+from ..linearize.families import TWO_HEADED
 from ..linearize.families.towers import PAIRED
 from ..optional import import_optional
-from .tasks import DEFAULT, KINDS, PICTURES, SOUNDS, TWO_HEADED, TWO_HEADS, task_of_architectures, task_of_model
+from .tasks import DEFAULT, KINDS, PICTURES, SOUNDS, TWO_HEADS, task_of_architectures, task_of_model
 
 #: What peft writes in place of config.json.
 ADAPTER_CONFIG = "adapter_config.json"

@@ -44,11 +44,11 @@ _ACTIVATIONS: dict[str, type[nn.Module]] = {
 
 
 def unpacked(model: nn.Module, tokenizer: Any, pooling: Any) -> tuple[nn.Module, Any]:
-    """A model that can be explained and its tokenizer, out of what sentence-transformers wraps round them.
+    """A model that can be explained and its tokenizer, out of what is wrapped round them.
 
     Args:
-        model: a classifier, an encoder without a head, a ``SentenceTransformer``, a ``CrossEncoder``, or a model that
-            compares texts and pictures.
+        model: a classifier, an encoder without a head, a ``SentenceTransformer``, a ``CrossEncoder``, a ``Pipeline`` of
+            transformers, or a model that compares texts and pictures.
         tokenizer: ``None``: that of the wrapper, if there is one.
         pooling: of an encoder without a head; ``None`` for all else.
 
@@ -56,6 +56,8 @@ def unpacked(model: nn.Module, tokenizer: Any, pooling: Any) -> tuple[nn.Module,
         InputError: for a pooling that is not one, or where there is none to be said.
         UnsupportedModelError: for a wrapper that does what cannot be described, with its name.
     """
+    if any(cls.__module__ == "transformers.pipelines.base" for cls in type(model).__mro__):
+        model, tokenizer = _of_pipeline(model, tokenizer)
     inner = unwrap(model) if isinstance(model, nn.Module) else model
     names = {cls.__name__ for cls in type(inner).__mro__}
     if pooling is None and "SentenceTransformer" in names:
@@ -166,6 +168,12 @@ class _Tail:
         """The whole; tokenizers that know no limit name a huge number."""
         most = max_tokens if isinstance(max_tokens, int) and 0 < max_tokens < 1 << 30 else None
         return SentenceEncoder(encoder, self.pooling, steps=self.steps, normalized=self.normalized, max_tokens=most)
+
+
+def _of_pipeline(pipeline: Any, tokenizer: Any) -> tuple[nn.Module, Any]:
+    """The model of a pipeline, and what prepares its inputs."""
+    readers = (getattr(pipeline, name, None) for name in ("tokenizer", "image_processor", "feature_extractor"))
+    return pipeline.model, tokenizer or next((one for one in readers if one is not None), None)
 
 
 def _of_sentence_transformer(model: Any) -> SentenceEncoder:

@@ -7,6 +7,10 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from ..linearize.families import SOUNDS as FAMILIES_OF_SOUNDS
+from ..linearize.families import TWO_HEADED
+from ..linearize.families.unsupported import SOUNDS as REFUSED_SOUNDS
+
 
 @dataclass(frozen=True)
 class Kind:
@@ -28,27 +32,9 @@ class Kind:
 #: Of models with two heads, the tasks of both.
 TWO_HEADS = ("fill-mask", "next-sentence-prediction")
 
-#: The classes of such models.
-TWO_HEADED = tuple(
-    f"{architecture}ForPreTraining"
-    for architecture in ("Albert", "Bert", "BigBird", "Ernie", "MegatronBert", "MobileBert")
-)
-
 #: Classes of classifiers of sounds, whose names would be those of classifiers of texts.
 _OF_SOUNDS = tuple(
-    f"{name}ForSequenceClassification"
-    for name in (
-        "Data2VecAudio",
-        "Hubert",
-        "SEW",
-        "SEWD",
-        "UniSpeech",
-        "UniSpeechSat",
-        "Wav2Vec2",
-        "Wav2Vec2Bert",
-        "Wav2Vec2Conformer",
-        "WavLM",
-    )
+    name for name in (*FAMILIES_OF_SOUNDS, *REFUSED_SOUNDS) if name.endswith("ForSequenceClassification")
 )
 
 #: By the name of the task, sounds first; see :mod:`decompx_fast.request.tasks` for what each asks.

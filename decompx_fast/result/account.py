@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 TOLERANCE = 1e-2
 
 #: Options that leave something out of the decomposition on purpose, and what.
-_LEFT_OUT = {
+LEFT_OUT = {
     ("bias", "none"): "the biases",
     ("ln1", False): "the first LayerNorm",
     ("ffn", False): "the feed-forward network",
@@ -80,7 +80,7 @@ def account(explanation: Explanation, column: int) -> Account:
     sources = float(explanation.scores[:, column].double().sum())
     bias = None if explanation.bias_token is None else float(explanation.bias_token[column])
     remainder = value - sources - (bias or 0.0)
-    left_out = [what for (name, choice), what in _LEFT_OUT.items() if explanation.options.get(name) == choice]
+    left_out = [what for (name, choice), what in LEFT_OUT.items() if explanation.options.get(name) == choice]
     if are_norms(explanation):
         status, extent, sound, name = *_norms(explanation, left_out), ""
     elif left_out:
@@ -97,7 +97,7 @@ def account(explanation: Explanation, column: int) -> Account:
 def account_of_pair(pair: PairExplanation) -> tuple[str, str, bool]:
     """The status of a pair's scores, a sentence on it, and whether it is sound; as :class:`Account` has them."""
     missing = pair.value - pair.total
-    left_out = [what for (name, choice), what in _LEFT_OUT.items() if pair.options.get(name) == choice]
+    left_out = [what for (name, choice), what in LEFT_OUT.items() if pair.options.get(name) == choice]
     if left_out:
         written = score_format([pair.value, missing])(missing)
         return "Left out", f"{_listed(left_out)}, by design: the scores lack {written} of the similarity", True

@@ -5,17 +5,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import jinja2
 
 from .account import Account, account, are_norms
 from .blocks import block_of
 from .display import (
-    AGAINST_RGB,
-    FOR_RGB,
     VISIBLE,
     Piece,
     colour_scale,
@@ -32,14 +26,13 @@ from .display import (
 )
 from .matrix import UNREAD, is_matrix
 from .picture_view import picture_view
+from .templating import MAX_ALPHA, constants, template
 
 if TYPE_CHECKING:
     from .explanation import Explanation
     from .kinds import Target
     from .pair import PairExplanation
     from .readings import Prediction
-
-MAX_ALPHA = 0.6  # of the colour behind text, so that it stays readable on light and dark
 
 #: A list in a notebook shows so many explanations at most, and no more once it has so many characters.
 LIST_ITEMS = 10
@@ -56,7 +49,7 @@ def render_fragment(explanation: Explanation | PairExplanation, target: Target =
         explanation: what to show.
         target: which one colours the text; as for ``Explanation.column``.
     """
-    return _template("fragment.html.jinja").render(_constants() | {"view": _view(explanation, target)})
+    return template("fragment.html.jinja").render(constants() | {"view": _view(explanation, target)})
 
 
 def render_list(items: Sequence[Any]) -> str:
@@ -70,14 +63,14 @@ def render_list(items: Sequence[Any]) -> str:
     for item in items[:LIST_ITEMS]:
         view = _view(item, None)
         if view is not None:
-            text = _template(view["template"]).render(_constants() | {"view": view})
+            text = template(view["template"]).render(constants() | {"view": view})
         else:
             text = printable(repr(item))
         size += len(text)
         if shown and size > LIST_CHARACTERS:
             break
         shown.append((text, view is not None))
-    return _template("list.html.jinja").render(_constants() | {"items": shown, "count": len(items)})
+    return template("list.html.jinja").render(constants() | {"items": shown, "count": len(items)})
 
 
 def render_page(
@@ -108,7 +101,7 @@ def page_chunks(
         title: of the document.
     """
     views = (_page_view(place, outcome, target) for place, outcome in entries)
-    chunks = _template("page.html.jinja").generate(_constants() | {"views": views, "title": printable(title)})
+    chunks = template("page.html.jinja").generate(constants() | {"views": views, "title": printable(title)})
     return map(str, chunks)  # some are of a class that escapes what it is added to
 
 
@@ -135,26 +128,6 @@ def _view(item: Any, target: Target) -> dict[str, Any] | None:
 
         return pair_view(item, MAX_ALPHA)
     return _html_view(item, target) if isinstance(item, Explanation) else None
-
-
-@cache
-def _template(name: str) -> jinja2.Template:
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).with_name("templates")),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
-    )
-    return environment.get_template(name)
-
-
-def _constants() -> dict[str, Any]:
-    return {
-        "for_rgb": " ".join(map(str, FOR_RGB)),
-        "against_rgb": " ".join(map(str, AGAINST_RGB)),
-        "max_alpha": MAX_ALPHA,
-    }
 
 
 def _html_view(explanation: Explanation, target: Target) -> dict[str, Any]:

@@ -46,7 +46,8 @@ class AdjointPlan(PlanText):
     @property
     def at_once(self) -> int:
         """Directions that are pulled back together."""
-        return min(self.directions, directions_at_once(self.batch, self.n, self.shape.d, self.dtype.itemsize))
+        s = self.shape
+        return min(self.directions, directions_at_once(self.batch, self.n, s.d, self.dtype.itemsize, s.layers))
 
     @property
     def peak_bytes(self) -> int:
@@ -61,11 +62,8 @@ class AdjointPlan(PlanText):
     @property
     def constants_bytes(self) -> int:
         """Queries, keys and pre-activations: of all layers as far as they are kept, and of one that is made anew."""
-        s = self.shape
-        layer = s.f * s.networks * (1 + s.gated) + s.d * bool(s.taps) + (s.heads + s.kv_heads) * s.head_size
-        layer_bytes = layer * self._positions * self.dtype.itemsize
-        whole = s.layers * layer_bytes
-        return whole if whole <= KEEP_BYTES else KEEP_BYTES + layer_bytes
+        whole = self.shape.layers * self._layer_bytes
+        return whole if whole <= KEEP_BYTES else KEEP_BYTES + self._layer_bytes
 
     @property
     def gradients_bytes(self) -> int:
@@ -90,26 +88,42 @@ class AdjointPlan(PlanText):
     def flops(self) -> Mapping[str, int]:
         """Floating-point operations of each part; a multiplication and an addition are two."""
         s = self.shape
-        networks = s.networks if self.config.ffn else 0
         mixed, values = s.heads * s.head_size, s.kv_heads * s.head_size
-        maps = 2 if s.opens_gates(self.config) else 1
-        network = 2 * s.d * s.f * (1 + maps) * networks
-        attended = 2 * self.batch * mixed
-        everywhere = self._positions * (network + 2 * s.d * (mixed + values))
-        dense = (s.layers - 1) * everywhere + attended * s.pairs(self.n, slice(s.layers - 1))
-        row = self.batch * (network + 2 * s.d * mixed + 2 * self.n * mixed)
-        whole = everywhere + attended * s.pairs(self.n, slice(s.layers - 1, None))
-        last = min(s.rows * row + self._positions * 2 * s.d * values, whole)
-        weights = attended * s.pairs(self.n)
-        forward = self._positions * (4 * s.d * (mixed + values) + 2 * s.d * s.f * (2 + s.gated) * s.networks)
+        anew = self._positions * (2 * s.d * (mixed + values) + 2 * s.d * s.f * (1 + s.gated) * s.networks)
+        forward = anew + self._positions * 2 * (s.d * (mixed + values) + s.d * s.f * s.networks)
+        mixing = 2 * 2 * self.batch * mixed * s.pairs(self.n)
+        weights, pulled = self._flops_back()
         convolution = 2 * self._positions * s.taps * s.d * s.d * (1 + self.directions)
         return {
             **({"convolution": convolution} if s.taps else {}),
             **({"vocabulary": s.vocabulary_flops(self.batch, self.config.bias)} if s.outputs else {}),
-            "forward pass": s.layers * forward + 2 * weights,
-            "attention weights": weights * -(-self.directions // self.at_once),
-            "pull-backs": self.directions * (dense + last),
+            "forward pass": s.layers * forward + mixing,
+            "checks of mixing": mixing,
+            "layers made anew": self._runs * self._layers_anew * anew,
+            "attention weights": self._runs * weights,
+            "pull-backs": self.directions * pulled,
         }
+
+    def _flops_back(self) -> tuple[int, int]:
+        """Of the attention weights for directions that are pulled together, and of one direction's pull-back.
+
+        Rows that are read are taken to be the last ones. Of a causal model nothing comes back to what is after them,
+        and of the last layer nothing is pulled through but they.
+        """
+        s = self.shape
+        mixed, values = s.heads * s.head_size, s.kv_heads * s.head_size
+        causal = s.masked and all(mask.causal for mask in s.masks)
+        # What is pulled together reads neighbouring rows: each time as many, and on the average those in the middle.
+        rows = -(-s.rows // self._runs)
+        n = self.n - max(s.rows // self.batch - rows, 0) // 2 if causal else self.n
+        networks = s.networks if self.config.ffn else 0
+        network = 2 * s.d * s.f * (3 if s.opens_gates(self.config) else 2) * networks
+        everywhere = self.batch * n * (network + 2 * s.d * (mixed + values))
+        pairs = 2 * self.batch * mixed * s.pairs(n, slice(s.layers - 1))
+        pairs_of_rows = min(rows * n, s.pairs(n, slice(s.layers - 1, None)))
+        weights = pairs + 2 * self.batch * mixed * pairs_of_rows
+        last = self.batch * (min(rows, n) * (network + 2 * s.d * mixed) + n * 2 * s.d * values)
+        return weights, (s.layers - 1) * everywhere + last + weights
 
     @property
     def total_flops(self) -> int:
@@ -157,3 +171,20 @@ class AdjointPlan(PlanText):
     @property
     def _positions(self) -> int:
         return self.batch * self.n
+
+    @property
+    def _runs(self) -> int:
+        """How many times directions go back through the model."""
+        return -(-self.directions // self.at_once)
+
+    @property
+    def _layer_bytes(self) -> int:
+        """The constants of one layer."""
+        s = self.shape
+        numbers = s.f * s.networks * (1 + s.gated) + s.d * bool(s.taps) + (s.heads + s.kv_heads) * s.head_size
+        return numbers * self._positions * self.dtype.itemsize
+
+    @property
+    def _layers_anew(self) -> int:
+        """Of how many layers the constants are not kept; those of the last one always are."""
+        return max(self.shape.layers - 1 - KEEP_BYTES // self._layer_bytes, 0)

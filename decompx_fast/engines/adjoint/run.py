@@ -95,7 +95,8 @@ def attribute(
     x = linearization.embedding
     tape = Tape(linearization, config, checkpoint_every, terms)
     wanted = Wanted.of(tape.head, terms, config.bias_token_split, x)
-    parts = list(blocks(wanted.count, directions_at_once(x.shape[0], x.shape[1], x.shape[2], x.element_size())))
+    b, n, d = x.shape
+    parts = list(blocks(wanted.count, directions_at_once(b, n, d, x.element_size(), linearization.num_layers)))
     conditioning = Conditioning(x.dtype, model_dtype=model_dtype_of(linearization))
     found = (
         _pull(tape, wanted.pulled(part), x, config, conditioning, sites=sites, first=n == 0, last=n == len(parts) - 1)
@@ -120,7 +121,7 @@ def attribute(
 
 
 #: Gradients of so many bytes are pulled back at once, with what is made of them; further directions wait. What is
-#: gained by more of them, attention weights that serve them all, is small by then.
+#: gained by more of them, attention weights and layers made anew that serve them all, is small by then.
 GRADIENT_BYTES = 256 << 20
 
 #: Tensors of the size of the gradient that are held at once: itself, its branch, the steps of an
@@ -128,9 +129,10 @@ GRADIENT_BYTES = 256 << 20
 GRADIENTS_HELD = 7
 
 
-def directions_at_once(b: int, n: int, d: int, item: int) -> int:
-    """How many directions are pulled back together through ``b`` inputs of ``n`` positions."""
-    return max(GRADIENT_BYTES // (GRADIENTS_HELD * b * n * d * item), 1)
+def directions_at_once(b: int, n: int, d: int, item: int, layers: int) -> int:
+    """How many directions are pulled back together through ``b`` inputs of ``n`` positions: so many that they take
+    :data:`GRADIENT_BYTES`, or as much as the states of all sublayers, which are held in any case."""
+    return max(GRADIENT_BYTES // (GRADIENTS_HELD * b * n * d * item), 2 * layers // GRADIENTS_HELD, 1)
 
 
 #: Scores ``[b, k, m]``, the bias token ``[b, m]``, the sites, and the components of some directions.
@@ -251,9 +253,14 @@ def _pull_head(tape: Tape, g: Tensor, config: DecompXConfig, ledger: Ledger) -> 
             ledger.beyond = torch.arange(n, device=g.device) > last.where(read, 0).amax(-1, keepdim=True)
     for number, step in reversed(list(enumerate(head.steps))):
         g = pull_head_step(step, f"head.{number}", g, config, ledger)
-    first, end = head.positions[0], head.positions[-1] + 1
     if rows is None:
+        first, end = head.positions[0], head.positions[-1] + 1
         return _spread_means(g, head.reading.spans(head.n), first, end), slice(first, end)
+    if rows.shape[1] > 1:  # of the rows of all directions, those of these
+        asked = (g != 0).any(-1).flatten(0, 1).any(0)  # [r]
+        if bool(asked.any()):
+            g, rows = g[:, :, asked], rows[:, asked.to(rows.device)]
+    first, end = int(rows.amin()), int(rows.amax()) + 1
     if end - first == g.shape[2] == 1:
         return g, slice(first, end)
     spread = g.new_zeros(*g.shape[:2], end - first, g.shape[3])

@@ -14,7 +14,7 @@ from torch import Tensor
 from ...activations import get_activation, linear_piece
 from ...bias_rules import FUNCTIONAL_RULES
 from ...config import DecompXConfig
-from ...linearize.layer import Attention, Convolution, FeedForward, Norm, Op, Routed, StateMap, Sublayer
+from ...linearize.layer import Attention, Convolution, FeedForward, Norm, Op, Routed, StateMap, Sublayer, networks_of
 from ...ops import network, network_is_fused
 from ..blocks import Workspace, carve, matmul, wide
 from .sharing import PendingBias, Sharing
@@ -147,11 +147,6 @@ def branch_widths(
     if routed:
         widths.append(d)
     return widths
-
-
-def networks_of(op: FeedForward | Routed) -> list[FeedForward]:
-    """The network itself, or those that positions are sent to."""
-    return [part.network for part in op.parts] if isinstance(op, Routed) else [op]
 
 
 def add_routed_(

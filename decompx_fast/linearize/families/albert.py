@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from ..spec import LayerSpec, ModelSpec, SublayerSpec
-from .heads import BARE, SPANS, TOKENS, HeadKind, headed, in_turn, module, steps_of
-from .parts import Module, Parts, embedding_limits, model_spec
+from ..reading.heads import BARE, SPANS, TOKENS, HeadKind, headed, in_turn, module, steps_of
+from ..reading.parts import Module, Parts, embedding_limits, model_spec, post_norm, whole
+from ..spec import LayerSpec, ModelSpec
 
 
 def albert_layer(layer: Parts) -> LayerSpec:
@@ -16,16 +16,13 @@ def albert_layer(layer: Parts) -> LayerSpec:
     names = (f"attention.{name}" for name in ("query", "key", "value", "dense"))
     attend = layer.attention(names, heads=layer["attention.num_attention_heads"])
     feed = layer.network("ffn", "ffn_output", "activation")
-    return (
-        SublayerSpec((attend,), post_norm=layer.norm("attention.LayerNorm")),
-        SublayerSpec((feed,), post_norm=layer.norm("full_layer_layer_norm")),
-    )
+    return post_norm(attend, feed, layer.norm("attention.LayerNorm"), layer.norm("full_layer_layer_norm"))
 
 
 def albert_body(model: Module, encoder: str) -> ModelSpec:
     """The layers, whatever the head; ``encoder`` is where they are in the model."""
     config = model.config
-    base = Parts(model, "", config.hidden_size).below(encoder)
+    base = whole(model, encoder)
     layers = []
     for n in range(config.num_hidden_layers):
         group = n * config.num_hidden_groups // config.num_hidden_layers

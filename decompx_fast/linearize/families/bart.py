@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
+from ..reading.encoder_decoder import CLASSES_AT_END, Stack, headed, joined, next_token, of_text
+from ..reading.heads import SPANS, HeadKind
+from ..reading.parts import Module, Parts
 from ..spec import AttentionSpec, FeedForwardSpec, LayerSpec, ModelSpec, SublayerSpec
-from .encoder_decoder import CLASSES_AT_END, Stack, headed, joined, next_token, of_text
-from .heads import SPANS, HeadKind
-from .parts import Module, Parts
 
 #: The maps of an attention, by their names in it.
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")

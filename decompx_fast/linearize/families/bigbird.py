@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from ...activations import get_activation
+from ..reading.heads import BARE, PREDICTIONS, TOKENS, HeadKind, headed, in_turn
+from ..reading.parts import Module, Parts, embedding_limits, stack, whole
 from ..spec import AttentionSpec, Context, HubSpec, LayerSpec, ModelSpec
 from .bert import bert_layer
-from .heads import BARE, PREDICTIONS, TOKENS, HeadKind, headed, in_turn
-from .parts import Module, Parts, embedding_limits, model_spec
 
 
 def sparse_from(config: Module) -> int:
@@ -65,9 +65,8 @@ def bigbird_layer(layer: Parts) -> LayerSpec:
 
 def bigbird_body(model: Module, encoder: str) -> ModelSpec:
     """The layers, whatever the head; ``encoder`` is where they are in the model."""
-    base = Parts(model, "", model.config.hidden_size).below(encoder)
-    layers = [base.below(f"encoder.layer.{n}") for n in range(len(base["encoder.layer"]))]
-    spec = model_spec(layers, bigbird_layer, (), embedding_limits(base.below("embeddings")))
+    base = whole(model, encoder)
+    spec = stack(base, "encoder.layer", bigbird_layer, limits=embedding_limits(base.below("embeddings")))
     return replace(spec, prepare=attend_fully, pads=True)
 
 

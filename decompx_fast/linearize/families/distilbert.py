@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..spec import LayerSpec, ModelSpec, SublayerSpec
-from .heads import BARE, SPANS, TOKENS, headed, in_turn
-from .parts import Module, Parts, embedding_limits, model_spec
+from ..reading.heads import BARE, SPANS, TOKENS, headed, in_turn
+from ..reading.parts import Module, Parts, embedding_limits, post_norm, stack, whole
+from ..spec import LayerSpec, ModelSpec
 
 
 def distilbert_layer(layer: Parts) -> LayerSpec:
@@ -14,17 +14,13 @@ def distilbert_layer(layer: Parts) -> LayerSpec:
     names = ("attention.q_lin", "attention.k_lin", "attention.v_lin", "attention.out_lin")
     attend = layer.attention(names, heads=layer["attention.n_heads"])
     feed = layer.network("ffn.lin1", "ffn.lin2", "ffn.activation")
-    return (
-        SublayerSpec((attend,), post_norm=layer.norm("sa_layer_norm")),
-        SublayerSpec((feed,), post_norm=layer.norm("output_layer_norm")),
-    )
+    return post_norm(attend, feed, layer.norm("sa_layer_norm"), layer.norm("output_layer_norm"))
 
 
 def distilbert_body(model: Module, encoder: str) -> ModelSpec:
     """The layers, whatever the head; ``encoder`` is where they are in the model."""
-    base = Parts(model, "", model.config.dim).below(encoder)
-    layers = [base.below(f"transformer.layer.{n}") for n in range(len(base["transformer.layer"]))]
-    return model_spec(layers, distilbert_layer, (), embedding_limits(base.below("embeddings")))
+    base = whole(model, encoder, model.config.dim)
+    return stack(base, "transformer.layer", distilbert_layer, limits=embedding_limits(base.below("embeddings")))
 
 
 #: Of a classifier, and of one choice.

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from ...errors import InputError
-from ..spec import Context, HubSpec, LayerSpec, ModelSpec, SublayerSpec
-from .bert import ATTENTION, classifier, dense_and_out_proj
-from .heads import BARE, LM_HEAD, SPANS, TOKENS, HeadKind, headed, pooled, with_head
-from .parts import Module, Parts, embedding_limits, model_spec
+from ..reading.classifiers import classifier, dense_and_out_proj
+from ..reading.heads import BARE, LM_HEAD, SPANS, TOKENS, HeadKind, headed, pooled, with_head
+from ..reading.parts import Module, Parts, embedding_limits, post_norm, stack, whole
+from ..spec import Context, HubSpec, LayerSpec, ModelSpec
+from .bert import ATTENTION
 
 
 def global_tokens(n: int, context: Context) -> Tensor | None:
@@ -31,19 +32,16 @@ def longformer_layer(layer: Parts) -> LayerSpec:
     query = replace(query, module=None)
     attend = replace(attend, hubs=HubSpec(query, key, value, radius, 1, global_tokens))
     feed = layer.network("intermediate.dense", "output.dense", "intermediate.intermediate_act_fn")
-    return (
-        SublayerSpec((attend,), post_norm=layer.norm("attention.output.LayerNorm")),
-        SublayerSpec((feed,), post_norm=layer.norm("output.LayerNorm")),
-    )
+    return post_norm(attend, feed, layer.norm("attention.output.LayerNorm"), layer.norm("output.LayerNorm"))
 
 
 def longformer_body(model: Module, encoder: str) -> ModelSpec:
     """The layers, whose softmax computes in float32, whatever the head; ``encoder`` is where they are in the model."""
-    base = Parts(model, "", model.config.hidden_size).below(encoder)
-    layers = [base.below(f"encoder.layer.{n}") for n in range(len(base["encoder.layer"]))]
+    base = whole(model, encoder)
     limits = embedding_limits(base.below("embeddings"))
     # It scales its queries in place, and pads to whole windows.
-    return replace(model_spec(layers, longformer_layer, (), limits, in_float32=True), pads=True, in_place=True)
+    spec = stack(base, "encoder.layer", longformer_layer, limits=limits, in_float32=True, in_place=True)
+    return replace(spec, pads=True)
 
 
 def _question(inputs: Mapping[str, Tensor], separator: int, *, choice: bool) -> dict[str, Tensor]:

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from ..readers import stored
+from ..reading.gated_decoder import ALL, LANGUAGE, TOKENS, families, gated_network, halves_once
+from ..reading.parts import Parts
 from ..spec import Affine, FeedForwardSpec, OpSpec, RoutedSpec
-from .llama import ALL, LANGUAGE, LLAMA, MISTRAL, TOKENS, families, gated_network, halves_once
-from .parts import Parts
+from .llama import LLAMA, MISTRAL
 
 
 def by_softmax(logits: Tensor, chosen: Tensor | None, *, top: int, normed: bool) -> tuple[Tensor, Tensor]:

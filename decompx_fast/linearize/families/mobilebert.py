@@ -11,9 +11,9 @@ from dataclasses import replace
 from torch import nn
 
 from ...errors import UnsupportedModelError
+from ..reading.heads import BARE, SPANS, TOKENS, HeadKind, headed, in_turn
+from ..reading.parts import Module, Parts, embedding_limits, stack, whole
 from ..spec import Affine, AttentionSpec, HeadStepSpec, LayerSpec, ModelSpec, NormSpec, StateMapSpec, SublayerSpec
-from .heads import BARE, SPANS, TOKENS, HeadKind, headed, in_turn
-from .parts import Module, Parts, embedding_limits, model_spec
 
 
 def norm(parts: Parts, path: str) -> NormSpec:
@@ -70,9 +70,8 @@ def mobilebert_layer(outer: Parts) -> LayerSpec:
 
 def mobilebert_body(model: Module, encoder: str) -> ModelSpec:
     """The layers, whatever the head; ``encoder`` is where they are in the model."""
-    base = Parts(model, "", model.config.hidden_size).below(encoder)
-    layers = [base.below(f"encoder.layer.{n}") for n in range(len(base["encoder.layer"]))]
-    return model_spec(layers, mobilebert_layer, (), embedding_limits(base.below("embeddings")))
+    base = whole(model, encoder)
+    return stack(base, "encoder.layer", mobilebert_layer, limits=embedding_limits(base.below("embeddings")))
 
 
 def _pooled(path: str) -> HeadKind:

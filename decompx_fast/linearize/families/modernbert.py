@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..spec import FeedForwardSpec, LayerSpec, ModelSpec, SublayerSpec
-from .heads import BARE, HeadKind, Read, headed, in_turn
-from .parts import Module, Parts, embedding_limits, model_spec, rotary_positions_in_float32
+from ..reading.heads import BARE, HeadKind, Read, headed, in_turn
+from ..reading.parts import Module, Parts, embedding_limits, pre_norm, stack, whole
+from ..reading.positions import rotary_positions_in_float32
+from ..spec import FeedForwardSpec, LayerSpec, ModelSpec
 
 
 def modernbert_layer(layer: Parts) -> LayerSpec:
@@ -22,23 +23,14 @@ def modernbert_layer(layer: Parts) -> LayerSpec:
     out = layer.affine("mlp.Wo", value.weight.shape[1])
     feed = FeedForwardSpec(value, out, layer.activation("mlp.act"), gate)
     no_norm = type(layer["attn_norm"]).__name__ == "Identity"
-    return (
-        SublayerSpec((attend,), pre_norm=None if no_norm else layer.norm("attn_norm")),
-        SublayerSpec((feed,), pre_norm=layer.norm("mlp_norm")),
-    )
+    return pre_norm(attend, feed, None if no_norm else layer.norm("attn_norm"), layer.norm("mlp_norm"))
 
 
 def modernbert_body(model: Module, encoder: str) -> ModelSpec:
     """The layers, whatever the head; ``encoder`` is where they are in the model."""
-    config = model.config
-    base = Parts(model, "", config.hidden_size).below(encoder)
-    return model_spec(
-        [base.below(f"layers.{n}") for n in range(len(base["layers"]))],
-        modernbert_layer,
-        head=(),
-        limits=embedding_limits(base.below("embeddings"), "tok_embeddings", most=config.max_position_embeddings),
-        final_norm=(base["final_norm"], base.norm("final_norm")),
-    )
+    base = whole(model, encoder)
+    limits = embedding_limits(base.below("embeddings"), "tok_embeddings", most=model.config.max_position_embeddings)
+    return stack(base, "layers", modernbert_layer, limits=limits, norm="final_norm")
 
 
 def _pooling(model: Module) -> Read:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..spec import LayerSpec, ModelSpec, SublayerSpec
-from .bert import dense_and_out_proj
-from .heads import BARE, LM_HEAD, SPANS, TOKENS, headed, pooled
-from .parts import Module, Parts, added_positions, embedding_limits, model_spec
+from ..reading.classifiers import dense_and_out_proj
+from ..reading.heads import BARE, LM_HEAD, SPANS, TOKENS, headed, pooled
+from ..reading.parts import Module, Parts, embedding_limits, post_norm, stack, whole
+from ..reading.positions import added_positions
+from ..spec import LayerSpec, ModelSpec
 
 
 def mpnet_layer(layer: Parts) -> LayerSpec:
@@ -18,17 +19,13 @@ def mpnet_layer(layer: Parts) -> LayerSpec:
         positions=added_positions("position_bias"),
     )
     feed = layer.network("intermediate.dense", "output.dense", "intermediate.intermediate_act_fn")
-    return (
-        SublayerSpec((attend,), post_norm=layer.norm("attention.LayerNorm")),
-        SublayerSpec((feed,), post_norm=layer.norm("output.LayerNorm")),
-    )
+    return post_norm(attend, feed, layer.norm("attention.LayerNorm"), layer.norm("output.LayerNorm"))
 
 
 def mpnet_body(model: Module, encoder: str) -> ModelSpec:
     """The layers, whatever the head; ``encoder`` is where they are in the model."""
-    base = Parts(model, "", model.config.hidden_size).below(encoder)
-    layers = [base.below(f"encoder.layer.{n}") for n in range(len(base["encoder.layer"]))]
-    return model_spec(layers, mpnet_layer, (), embedding_limits(base.below("embeddings")))
+    base = whole(model, encoder)
+    return stack(base, "encoder.layer", mpnet_layer, limits=embedding_limits(base.below("embeddings")))
 
 
 def mpnet(model: Module) -> ModelSpec:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from ..spec import HeadStepSpec, LayerSpec, ModelSpec, SublayerSpec
-from .decoder import heads, stack
-from .heads import HeadKind
-from .parts import Parts, embedding_limits
+from ..reading.decoder import heads
+from ..reading.heads import HeadKind
+from ..reading.parts import Parts, embedding_limits, post_norm, pre_norm, stack
+from ..spec import HeadStepSpec, LayerSpec, ModelSpec
 
 
 def opt_layer(layer: Parts) -> LayerSpec:
@@ -21,8 +21,8 @@ def opt_layer(layer: Parts) -> LayerSpec:
     feed = layer.network("fc1", "fc2", "activation_fn")
     first, second = layer.norm("self_attn_layer_norm"), layer.norm("final_layer_norm")
     if layer["do_layer_norm_before"]:
-        return SublayerSpec((attend,), pre_norm=first), SublayerSpec((feed,), pre_norm=second)
-    return SublayerSpec((attend,), post_norm=first), SublayerSpec((feed,), post_norm=second)
+        return pre_norm(attend, feed, first, second)
+    return post_norm(attend, feed, first, second)
 
 
 def opt(parts: Parts) -> ModelSpec:

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from ...errors import UnsupportedModelError
 from ..readers import affine, layer_norm
+from ..reading.parts import Module, activation_name
 from ..spec import HeadStepSpec, ModelSpec
 from . import FAMILIES
-from .parts import Module, activation_name
 
 #: What each pooling reads.
 READ: dict[str, int | Literal["mean"]] = {"mean": "mean", "cls": 0, "lasttoken": -1}

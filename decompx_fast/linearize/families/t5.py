@@ -10,10 +10,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from ..reading.encoder_decoder import CLASSES_AT_END, Stack, headed, joined, next_token, of_text
+from ..reading.heads import BARE, SPANS, TOKENS, HeadKind, with_head
+from ..reading.parts import Module, Parts, model_spec
 from ..spec import AttentionSpec, Context, InputLimits, LayerSpec, ModelSpec, SublayerSpec
-from .encoder_decoder import CLASSES_AT_END, Stack, headed, joined, next_token, of_text
-from .heads import BARE, SPANS, TOKENS, HeadKind, with_head
-from .parts import Module, Parts, model_spec
 
 
 def relative(query: Tensor, key: Tensor, _context: Context, *, attention: Module) -> tuple[Tensor, Tensor, Tensor]:
@@ -68,7 +68,7 @@ def body(parts: Parts) -> ModelSpec:
 def encoder_body(parts: Parts) -> ModelSpec:
     """The encoder alone."""
     one = stack(parts.below("encoder"))
-    layers = [one.parts.below(f"block.{number}") for number in range(len(one.parts["block"]))]
+    layers = one.parts.each("block")
     limits = InputLimits(None, {"input_ids": one.parts["embed_tokens"].num_embeddings})
     return model_spec(layers, one.describe, (), limits, final_norm=one.norm, in_float32=True)
 

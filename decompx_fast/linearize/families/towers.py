@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import InputError, UnsupportedModelError
+from ..reading.parts import Module, Parts, Read, model_spec
+from ..reading.pictures import CLASS, PLAIN, clip_layer, picture_model, pictures_of
 from ..spec import (
     Affine,
     AttentionSpec,
@@ -24,8 +26,6 @@ from ..spec import (
     StateMapSpec,
     SublayerSpec,
 )
-from .parts import Module, Parts, Read, model_spec
-from .pictures import CLASS, PLAIN, clip_layer, picture_model, pictures_of
 
 
 def end_of_text(inputs: Mapping[str, Tensor], *, token: int | None) -> Tensor:
@@ -40,7 +40,7 @@ def text_tower(model: Module, read: Read, *, causal: bool, padded: bool, after: 
     parts, config, embeddings = Parts(model, "", model.config.hidden_size), model.config, model.encoder.embeddings
     most = embeddings.position_embedding.num_embeddings
     spec = model_spec(
-        [parts.below(f"encoder.encoder.layers.{n}") for n in range(len(parts["encoder.encoder.layers"]))],
+        parts.each("encoder.encoder.layers"),
         partial(clip_layer, causal=causal),
         (parts.step(after),),
         InputLimits(most, {"input_ids": embeddings.token_embedding.num_embeddings}, padded=padded),

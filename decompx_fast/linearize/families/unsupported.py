@@ -28,7 +28,19 @@ _BOTH_STATES = (
 )
 _CONVOLVED = "it is made of convolutions over a picture, which are no layers of a Transformer"
 
-#: Why not, by the name of the class in transformers.
+#: Why not, by the name of the class in transformers: classifiers of sounds.
+SOUNDS: dict[str, str] = {
+    "Data2VecAudioForSequenceClassification": (
+        "five convolutions in a row, with norms between them, say where frames are, so that each is made of a hundred "
+        "others before the first attention"
+    ),
+    "SEWForSequenceClassification": _SQUEEZED,
+    "SEWDForSequenceClassification": _SQUEEZED,
+    "Wav2Vec2BertForSequenceClassification": _CONFORMER,
+    "Wav2Vec2ConformerForSequenceClassification": _CONFORMER,
+}
+
+#: Why not, by the name of the class in transformers: all of them.
 UNSUPPORTED: dict[str, str] = {
     "BartModel": _BOTH_STATES,
     "BigBirdForQuestionAnswering": (
@@ -120,15 +132,6 @@ UNSUPPORTED: dict[str, str] = {
     "Swinv2ForImageClassification": _MERGED_PATCHES,
     "TextNetForImageClassification": _CONVOLVED,
     "TimmWrapperForImageClassification": "it wraps a model of timm, whose modules are not those of transformers",
-    # classifiers of sounds
-    "Data2VecAudioForSequenceClassification": (
-        "five convolutions in a row, with norms between them, say where frames are, so that each is made of a hundred "
-        "others before the first attention"
-    ),
-    "SEWForSequenceClassification": _SQUEEZED,
-    "SEWDForSequenceClassification": _SQUEEZED,
-    "Wav2Vec2BertForSequenceClassification": _CONFORMER,
-    "Wav2Vec2ConformerForSequenceClassification": _CONFORMER,
     # models of texts and pictures
     "AlignModel": "its encoder of pictures is made of convolutions, which are no layers of a Transformer",
     "AltCLIPModel": _OTHER_TOWERS,
@@ -139,4 +142,5 @@ UNSUPPORTED: dict[str, str] = {
     "Siglip2Model": _CUT_BEFORE,
     "Tipsv2Model": _OTHER_TOWERS,
     "VideoPrismClipModel": "it reads videos",
+    **SOUNDS,
 }

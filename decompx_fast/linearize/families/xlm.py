@@ -9,10 +9,10 @@ from functools import partial
 from torch import nn
 
 from ...errors import UnsupportedModelError
-from ..spec import HeadStepSpec, InputLimits, LayerSpec, ModelSpec, SublayerSpec
-from .bert import summary_read
-from .heads import BARE, SPANS, TOKENS, headed, in_turn, linear
-from .parts import Module, Parts, activation_name, embedding_limits
+from ..reading.classifiers import summary_read
+from ..reading.heads import BARE, SPANS, TOKENS, headed, in_turn, linear
+from ..reading.parts import Module, Parts, activation_name, embedding_limits, post_norm, whole
+from ..spec import HeadStepSpec, InputLimits, LayerSpec, ModelSpec
 
 
 def xlm_layer(encoder: Parts, number: int) -> LayerSpec:
@@ -23,10 +23,7 @@ def xlm_layer(encoder: Parts, number: int) -> LayerSpec:
         causal=encoder["causal"],
     )
     feed = encoder.network(*(f"ffns.{number}.{name}" for name in ("lin1", "lin2", "act")))
-    return (
-        SublayerSpec((attend,), post_norm=encoder.norm(f"layer_norm1.{number}")),
-        SublayerSpec((feed,), post_norm=encoder.norm(f"layer_norm2.{number}")),
-    )
+    return post_norm(attend, feed, encoder.norm(f"layer_norm1.{number}"), encoder.norm(f"layer_norm2.{number}"))
 
 
 def summary(parts: Parts, labels: int) -> HeadStepSpec:
@@ -48,7 +45,7 @@ def summary(parts: Parts, labels: int) -> HeadStepSpec:
 
 def xlm_body(model: Module, encoder: str) -> ModelSpec:
     """The layers, whose softmax computes in float32, whatever the head; ``encoder`` is where they are in the model."""
-    base = Parts(model, "", model.config.emb_dim).below(encoder)
+    base = whole(model, encoder, model.config.emb_dim)
     limits = embedding_limits(base, words="embeddings", types=None)
     sizes = dict(limits.sizes)
     sizes["token_type_ids"] = sizes["input_ids"]  # types are embedded as words are
@@ -66,7 +63,7 @@ def xlm_body(model: Module, encoder: str) -> ModelSpec:
 
 def flaubert_body(model: Module, encoder: str) -> ModelSpec:
     """The same, with its norms after the residuals."""
-    if Parts(model, "", model.config.emb_dim).below(encoder)["pre_norm"]:
+    if whole(model, encoder, model.config.emb_dim)["pre_norm"]:
         raise UnsupportedModelError(
             "this FlauBERT has its norms before the branches (pre_norm=True), so that no module gives the states after "
             "its layers: they could not be checked, so it is refused"

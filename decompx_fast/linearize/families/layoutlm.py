@@ -1,0 +1,38 @@
+"""LayoutLM: BERT with embeddings of the box of each token on its page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+from ..readers import embedding_module
+from ..reading.classifiers import classifier, pooler_and_classifier
+from ..reading.heads import BARE, PREDICTIONS, SPANS, TOKENS, headed
+from ..reading.parts import Module, Parts
+from ..spec import ModelSpec
+from .bert import bert_body
+
+
+def layoutlm_body(model: Module, encoder: str) -> ModelSpec:
+    """BERT with embeddings of each token's box on the page, ``bbox``."""
+    spec, embeddings = bert_body(model, encoder), Parts(model, "", model.config.hidden_size)
+    embeddings = embeddings.below(encoder).below("embeddings")
+    names = [f"{axis}_position_embeddings" for axis in "xyhw"]
+    size = min(embedding_module(embeddings[name], f"{embeddings.name}.{name}").num_embeddings for name in names)
+    return replace(spec, limits=replace(spec.limits, sizes={**spec.limits.sizes, "bbox": size}))
+
+
+_LAYOUTLM = {
+    "ForTokenClassification": TOKENS,
+    "ForQuestionAnswering": SPANS,
+    "ForMaskedLM": PREDICTIONS,
+    "Model": BARE,
+}
+
+FAMILIES: dict[str, Callable[[Module], ModelSpec]] = {
+    "LayoutLMForSequenceClassification": partial(
+        classifier, encoder="layoutlm", head=pooler_and_classifier, body=layoutlm_body
+    ),
+    **headed("LayoutLM", layoutlm_body, "layoutlm", _LAYOUTLM),
+}

@@ -1,0 +1,52 @@
+"""NomicBERT, GTE and Jina v3: post-norm layers with rotary positions, and gated networks in all but Jina's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from ..reading.classifiers import classifier, dense_and_out_proj, pooler_and_classifier
+from ..reading.heads import BARE, LM_HEAD, SPANS, TOKENS, headed, module, steps_of
+from ..reading.parts import Module, Parts, embedding_limits, stack, whole
+from ..reading.rotary_attention import attention
+from ..spec import LayerSpec, ModelSpec, SublayerSpec
+
+
+def nomic_layer(layer: Parts) -> LayerSpec:
+    """Attention, add and norm; network, which is gated in all but Jina's, add and norm."""
+    if hasattr(layer["mlp"], "fc1"):
+        feed = layer.network("mlp.fc1", "mlp.fc2", "mlp.activation_fn")
+    else:
+        feed = layer.network("mlp.up_proj", "mlp.down_proj", "mlp.act_fn", gate="mlp.gate_proj")
+    return (
+        SublayerSpec((attention(layer),), post_norm=layer.norm("post_attention_layernorm")),
+        SublayerSpec((feed,), post_norm=layer.norm("post_mlp_layernorm")),
+    )
+
+
+def nomic_body(model: Module, encoder: str) -> ModelSpec:
+    """The layers of NomicBERT, GTE or Jina v3, whatever the head."""
+    base = whole(model, encoder)
+    limits = embedding_limits(base.below("embeddings"), most=model.config.max_position_embeddings)
+    return stack(base, "layers", nomic_layer, limits=limits)
+
+
+_NOMIC_PREDICTIONS = module(
+    "cls.predictions",
+    steps_of(("transform.dense", "transform.transform_act_fn", "transform.layer_norm"), ("decoder",)),
+)
+
+_NOMIC = {"ForTokenClassification": TOKENS, "ForMaskedLM": _NOMIC_PREDICTIONS, "Model": BARE}
+
+_GTE = {"ForTokenClassification": TOKENS, "ForMaskedLM": LM_HEAD, "Model": BARE}
+
+_nomic = partial(classifier, body=nomic_body)
+
+FAMILIES: dict[str, Callable[[Module], ModelSpec]] = {
+    "GteForSequenceClassification": partial(_nomic, encoder="gte", head=pooler_and_classifier),
+    "JinaEmbeddingsV3ForSequenceClassification": partial(_nomic, encoder="roberta", head=dense_and_out_proj),
+    "NomicBertForSequenceClassification": partial(_nomic, encoder="nomic_bert", head=pooler_and_classifier),
+    **headed("Gte", nomic_body, "gte", _GTE),
+    **headed("JinaEmbeddingsV3", nomic_body, "roberta", _GTE | {"ForQuestionAnswering": SPANS}),
+    **headed("NomicBert", nomic_body, "nomic_bert", _NOMIC),
+}

@@ -1,0 +1,108 @@
+"""Wav2Vec2, HuBERT, UniSpeech and UniSpeech-SAT: classifiers of sounds that read the waveform."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+from torch import nn
+
+from ...errors import UnsupportedModelError
+from ..reading.parts import Module, Parts, model_spec, post_norm, pre_norm
+from ..reading.sounds import frames_grid, weights_of_layers
+from ..spec import AttentionSpec, ConvolutionSpec, InputLimits, LayerSpec, ModelSpec, SoundLimits, SublayerSpec
+
+WAV2VEC2_ATTENTION = [f"attention.{name}" for name in ("q_proj", "k_proj", "v_proj", "out_proj")]
+
+
+def wav2vec2_layer(
+    layer: Parts, *, norms_first: bool, gated: Callable[[Parts, AttentionSpec], AttentionSpec] | None = None
+) -> LayerSpec:
+    """An attention and a network, each with a norm after the sum, or before; ``gated`` adds relative positions."""
+    if getattr(layer.module, "adapter_layer", None) is not None:
+        raise UnsupportedModelError(
+            f"{layer.name} has an adapter of attention (adapter_attn_dim), which cannot be described yet"
+        )
+    attend = layer.attention(WAV2VEC2_ATTENTION, heads=layer["attention"].num_heads)
+    attend = attend if gated is None else gated(layer, attend)
+    feed = layer.network(
+        "feed_forward.intermediate_dense", "feed_forward.output_dense", "feed_forward.intermediate_act_fn"
+    )
+    first, second = layer.norm("layer_norm"), layer.norm("final_layer_norm")
+    if norms_first:
+        return pre_norm(attend, feed, first, second)
+    return post_norm(attend, feed, first, second)
+
+
+def positional_convolution(parts: Parts) -> ConvolutionSpec:
+    """``act(conv(e) + b)`` of a convolution that gives as many frames as it takes; what one of an even width gives
+    beyond them is left out by the model.
+
+    Raises:
+        UnsupportedModelError: if it is something else.
+    """
+    module, name = parts["conv"], f"{parts.name}.conv"
+    taps = module.kernel_size[0] if isinstance(module, nn.Conv1d) else 0
+    plain = taps and (module.stride, module.dilation, module.padding_mode) == ((1,), (1,), "zeros")
+    if not plain or module.padding != (taps // 2,) or type(module).forward is not nn.Conv1d.forward:
+        raise UnsupportedModelError(
+            f"the module {name!r} is a {type(module).__name__}, where a one-dimensional convolution was expected that "
+            "keeps the number of frames: this model cannot be explained exactly, so it is refused"
+        )
+    if getattr(parts.module, "batch_norm", None) is not None:
+        raise UnsupportedModelError(
+            f"{parts.name} has a batch norm (conv_pos_batch_norm), which cannot be described yet"
+        )
+    bias = None if module.bias is None else module.bias.detach()
+    return ConvolutionSpec(module.weight.detach(), bias, module.groups, parts.activation("activation"))
+
+
+def wav2vec2(
+    model: Module, base: str, gated: Callable[[Parts, AttentionSpec], AttentionSpec] | None = None
+) -> ModelSpec:
+    """``Wav2Vec2ForSequenceClassification`` and those that are made like it: two maps on the mean of the frames.
+
+    The first layer is the convolution that tells frames where they are: it adds to each what it makes of those around
+    it, before the first attention. The model maps each frame before it takes their mean, which is the same.
+    """
+    config, encoder = model.config, getattr(model, base).encoder
+    parts = Parts(model, "", config.hidden_size)
+    path, stable = f"{base}.encoder", config.do_stable_layer_norm
+    norm = parts.norm(f"{path}.layer_norm")
+    spec = model_spec(
+        [parts.below(f"{path}.layers.{n}") for n in range(len(encoder.layers))],
+        partial(wav2vec2_layer, norms_first=stable, gated=gated),
+        (parts.step("projector"), parts.step("classifier", features=config.classifier_proj_size)),
+        InputLimits(None, {}, sound=waveform(config)),
+        read="mean",
+        # the states whose sum is read are those before it
+        final_norm=(encoder.layer_norm, norm) if stable and not config.use_weighted_layer_sum else None,
+    )
+    convolution = positional_convolution(parts.below(f"{path}.pos_conv_embed"))
+    first = (SublayerSpec((convolution,), post_norm=None if stable else norm),)
+    return replace(
+        spec,
+        layer_modules=(encoder.pos_conv_embed, *spec.layer_modules),
+        layers=(first, *spec.layers),
+        state_modules=(encoder.dropout, *spec.state_modules),
+        layer_weights=weights_of_layers(model, before=1),
+    )
+
+
+def waveform(config: Module) -> SoundLimits:
+    """What a model takes whose frames are made of samples."""
+    kernels, strides = tuple(config.conv_kernel), tuple(config.conv_stride)
+    step = 1
+    for stride in strides:
+        step *= stride
+    grid = partial(frames_grid, kernels=kernels, strides=strides)
+    return SoundLimits("input_values", ("time",), (None,), (), (1, step), grid)
+
+
+FAMILIES: dict[str, Callable[[Module], ModelSpec]] = {
+    "HubertForSequenceClassification": partial(wav2vec2, base="hubert"),
+    "UniSpeechForSequenceClassification": partial(wav2vec2, base="unispeech"),
+    "UniSpeechSatForSequenceClassification": partial(wav2vec2, base="unispeech_sat"),
+    "Wav2Vec2ForSequenceClassification": partial(wav2vec2, base="wav2vec2"),
+}

@@ -1,0 +1,29 @@
+"""How the documentation is built: ``make docs``."""
+
+from __future__ import annotations
+
+from decompx_fast import __version__
+
+project = "decompx_fast"
+author = "the developers of decompx_fast"
+version = release = __version__
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode", "sphinx_copybutton"]
+myst_enable_extensions = ["deflist", "colon_fence"]
+myst_heading_anchors = 3
+exclude_patterns = ["_build"]
+
+html_theme = "furo"
+html_title = f"decompx_fast {version}"
+html_show_sphinx = False
+html_theme_options = {"top_of_page_buttons": []}
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented"
+autodoc_default_options = {"members": True, "show-inheritance": False}
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+napoleon_use_rtype = False
+napoleon_use_ivar = True
+copybutton_exclude = ".linenos, .gp"

@@ -1,0 +1,74 @@
+"""The documentation: every example runs and prints what the page says; nothing is left out without a reason."""
+
+from __future__ import annotations
+
+import io
+import re
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "tools"))
+
+from docs_blocks import BlockError, Page, check, pages  # noqa: E402
+
+PAGES = pages()
+
+#: Why an example may be left out.
+REASONS = ("needs a cluster of Ray", "needs a GPU", "needs several processes", "needs a service that runs")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.path.stem)
+def test_examples_run_and_print_what_the_page_says(page, monkeypatch):
+    monkeypatch.setenv("MPLBACKEND", "Agg")
+    assert check(Page(page.path)) >= 1
+
+
+@pytest.mark.slow
+def test_programs_of_examples_run(monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdin", io.StringIO("A joy.\n\nDull.\n"))
+    for path in sorted((ROOT / "examples").glob("*.py")):
+        program = runpy.run_path(str(path))
+        if path.stem == "gradio_app":  # which needs Gradio only to be served
+            assert "joy" in program["explain"]("A joy <b>to</b> watch.") and "<b>to</b>" not in program["explain"](
+                "<b>to</b>"
+            )
+            continue
+        program["main"]()
+        assert capsys.readouterr().out.count("\n") >= 2
+
+
+def test_examples_that_are_not_run_say_why():
+    left_out = [block.why for page in PAGES for block, _ in page.blocks() if block.why]
+    assert set(left_out) <= set(REASONS)
+
+
+def test_every_page_is_reached_from_the_index():
+    reached, todo = set(), ["index"]
+    while todo:
+        name = todo.pop()
+        path = (ROOT / "docs" / name).with_suffix(".md")
+        if path in reached:
+            continue
+        reached.add(path)
+        for tree in re.findall(r"```\{toctree\}\n(.*?)```", path.read_text(encoding="utf-8"), re.S):
+            entries = [line for line in tree.splitlines() if line and not line.startswith(":")]
+            todo += [str(Path(name).parent / entry) for entry in entries]
+    assert {page for page in (ROOT / "docs").rglob("*.md") if "_build" not in page.parts} == reached
+
+
+def test_a_wrong_example_is_found(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("```python\nprint(1 + 1)\n```\n\n```text\n3\n```\n")
+    with pytest.raises(BlockError, match="page.md, line 1: the page says\n3\n\nand printed is\n2"):
+        check(Page(page))
+    page.write_text("```python\nprint(1 + )\n```\n")
+    with pytest.raises(BlockError, match="page.md, line 1: SyntaxError"):
+        check(Page(page))
+    page.write_text("```sh\nrm -r x\n```\n")
+    with pytest.raises(BlockError, match="the command 'rm' is none that is known"):
+        check(Page(page))
