@@ -154,6 +154,8 @@ def cluster(asked: bool) -> Iterator[list[str]]:
     from ray.cluster_utils import Cluster
 
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.getcwd(), *sys.path]))
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    os.environ["RAY_worker_niceness"] = "0"  # as processes of the other run
     nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
     try:
         nodes.add_node(num_cpus=1)
