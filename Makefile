@@ -22,7 +22,7 @@ demo: .venv/installed-demo  ## explain one sentence, in the terminal and as buil
 	@echo "The same as a page: $(CURDIR)/build/demo.html"
 
 test: .venv/installed-test  ## run the tests
-	@$(BIN)/python -m pytest -q -n $(WORKERS)
+	@$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup
 
 test-quick: .venv/installed-test  ## run the tests that take milliseconds each: a few minutes
 	@$(BIN)/python -m pytest -q -n $(WORKERS) -m "not slow"
