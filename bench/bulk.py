@@ -1,12 +1,18 @@
 """The rate of bulk runs against those of the engine alone and of one forward pass, and the memory of their processes.
 
-    python bench/bulk.py --rows 4096
+    python bench/bulk.py
 
 The rows are the held-out snippets, repeated, each with its number before it; the model is the embedded one, by the
 adjoint engine (``bias="none"``). Every process computes on one thread. "Alone" is ``explain_iter`` over the same rows,
 in as many processes at once as the bulk run has workers; the forward pass is the model by itself, over batches of
-equally long texts. Loading is not counted: a bulk run is timed from its first part to its last one. Writes
-``bench/results/bulk.json``, and the table of ``bench/results/bulk.md`` from it.
+equally long texts. Loading is not counted: a bulk run is timed from the first part of each worker to the last part. On
+a machine that does other work too, compare the seconds of the processors and not those of the clock.
+
+A million rows go through the same processes with an engine that gives the same explanation for all of a part's rows:
+what is read, cut, handed round, written and counted is as ever, and memory has to stay what it is.
+
+Writes ``bench/results/bulk.json``, and from it and from what ``bulk_kills.py`` wrote the tables of
+``bench/results/bulk.md``.
 """
 
 from __future__ import annotations
@@ -16,16 +22,32 @@ import json
 import multiprocessing
 import os
 import platform
+import re
 import threading
 import time
+from collections.abc import Iterable, Iterator
 from itertools import cycle, groupby, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from decompx_fast import DecompX
+
 RESULTS = Path(__file__).resolve().parent / "results"
+KILLS = {"processes of this machine": "bulk-kills.json", "a cluster of Ray": "bulk-kills-ray.json"}
 FAULTS = "## Faults"
 READ_AHEAD = 1024  # as many as the rows of a part
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class SameForAll(DecompX):
+    """Explains the first of some texts, and says that of all."""
+
+    def explain_iter(self, texts: Iterable[Any], **arguments: Any) -> Iterator[Any]:
+        texts = list(texts)
+        found = list(super().explain_iter(texts[:1], **arguments))
+        return iter(found * len(texts))
 
 
 def snippets(file: str | None) -> list[str]:
@@ -38,77 +60,125 @@ def snippets(file: str | None) -> list[str]:
     return [row.values["text"] for row in read_rows(file, format_of(file))]
 
 
-def resident_mb(process: int) -> float:
-    """Peak resident memory of a process."""
+def resident_mb(process: int, what: str = "VmHWM") -> float:
+    """Resident memory of a process: its peak, or what it is now (``VmRSS``)."""
     try:
         status = Path(f"/proc/{process}/status").read_text()
     except OSError:
         return 0.0
-    return next((int(line.split()[1]) / 1024 for line in status.splitlines() if line.startswith("VmHWM")), 0.0)
+    return next((int(line.split()[1]) / 1024 for line in status.splitlines() if line.startswith(what)), 0.0)
+
+
+def processor_seconds(process: int) -> float:
+    """What a process has computed so far."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / _TICKS
+
+
+def children_of(process: int) -> list[int]:
+    """The processes that a process has started."""
+    try:
+        return [int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+def machine() -> dict[str, Any]:
+    """What was measured on."""
+    import torch
+
+    names = re.findall(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
+    return {
+        "machine": names[0] if names else platform.machine(),
+        "cores": os.cpu_count(),
+        "torch": torch.__version__,
+        "load": os.getloadavg()[0],
+    }
 
 
 class Watch(threading.Thread):
-    """Looks at the memory of this process and its children, and at when parts come."""
+    """Looks at this process and its children, and at when parts come.
+
+    Attributes:
+        peaks: of their memory, in MiB.
+        came: of each part, the time, and the seconds that this process, less this thread, and its children have
+            computed until then.
+        resident: what this process had in memory at each part, in MiB.
+    """
 
     def __init__(self, parts: Path) -> None:
         super().__init__(daemon=True)
         self._parts = parts
         self.peaks: dict[int, float] = {}
-        self.came: list[float] = []
+        self.came: list[tuple[float, float, float]] = []
+        self.resident: list[float] = []
         self.ended = threading.Event()
 
     def run(self) -> None:
         own = os.getpid()
         while not self.ended.wait(0.02):
-            new = len(list(self._parts.glob("part-*"))) - len(self.came)
-            self.came += [time.perf_counter()] * new
-            children = Path(f"/proc/{own}/task/{own}/children").read_text().split()
-            for process in (own, *map(int, children)):
+            names = os.listdir(self._parts) if self._parts.is_dir() else []
+            new = sum(name.startswith("part-") for name in names) - len(self.came)
+            children = children_of(own)
+            if new:
+                parent = processor_seconds(own) - time.thread_time()
+                self.came += [(time.perf_counter(), parent, sum(map(processor_seconds, children)))] * new
+                self.resident += [resident_mb(own, "VmRSS")] * new
+            for process in (own, *children):
                 self.peaks[process] = max(self.peaks.get(process, 0.0), resident_mb(process))
 
 
-def bulk(texts: list[str], workers: int) -> dict[str, Any]:
+def bulk(texts: Iterable[str], workers: int, model: DecompX | None = None) -> dict[str, Any]:
     """A bulk run over some texts."""
     from decompx_fast.bulk import explain_dataset
 
     with TemporaryDirectory() as folder:
         data, out = Path(folder, "rows.jsonl"), Path(folder, "out")
-        data.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+        with open(data, "w") as file:
+            file.writelines(json.dumps({"text": text}) + "\n" for text in texts)
         watch = Watch(out / "parts")
         watch.start()
         start = time.perf_counter()
-        explain_dataset(data, out=out, bias="none", workers=workers, progress=False)
+        rows = explain_dataset(data, model, out=out, bias="none", workers=workers, progress=False).rows
         whole = time.perf_counter() - start
         watch.ended.set()
         watch.join()
         written = sum(path.stat().st_size for path in (out / "parts").iterdir())
-    timed = len(texts) - READ_AHEAD * workers  # workers begin at about the same time: the first parts of each are not
-    children = [peak for process, peak in watch.peaks.items() if process != os.getpid() and peak > 100]
+    # Workers begin at about the same time: the first parts of each are not timed.
+    timed = rows - READ_AHEAD * workers
+    (begun, *computed_before), (ended, *computed) = watch.came[min(workers, len(watch.came)) - 1], watch.came[-1]
+    parent_s, workers_s = (after - before for before, after in zip(computed_before, computed, strict=True))
+    own = os.getpid()
     return {
-        "rows_a_second": timed / (watch.came[-1] - watch.came[workers - 1]),
+        "rows": rows,
+        "rows_a_second": timed / (ended - begun) if timed > 0 else None,
+        "parent_ms_a_row": 1e3 * parent_s / timed if timed > 0 else None,
+        "workers_ms_a_row": 1e3 * workers_s / timed if timed > 0 else None,
         "seconds_with_loading": whole,
-        "bytes_a_row": written / len(texts),
-        "parent_peak_mb": watch.peaks[os.getpid()],
-        "worker_peak_mb": max(children),
+        "bytes_a_row": written / rows,
+        "parent_peak_mb": watch.peaks[own],
+        "parent_mb": [watch.resident[round(part * (len(watch.resident) - 1) / 10)] for part in range(1, 11)],
+        "worker_peak_mb": max(peak for process, peak in watch.peaks.items() if process != own),
     }
 
 
 def _alone(texts: list[str], read_ahead: int, bias: Any, ready: Any, connection: Any) -> None:
     import torch
 
-    from decompx_fast import DecompX
-
     torch.set_num_threads(1)
     explainer = DecompX.demo()
     list(explainer.explain_iter(texts[:64], bias=bias))
     ready.wait()
-    start = time.perf_counter()
+    start, computed = time.perf_counter(), time.process_time()
     for _ in explainer.explain_iter(texts, bias=bias, read_ahead=read_ahead):
         pass
-    connection.send(len(texts) / (time.perf_counter() - start))
+    connection.send((len(texts) / (time.perf_counter() - start), time.process_time() - computed))
 
 
-def alone(texts: list[str], processes: int, read_ahead: int = READ_AHEAD, bias: str = "none") -> float:
+def alone(texts: list[str], processes: int, read_ahead: int = READ_AHEAD, bias: str = "none") -> dict[str, float]:
     """Rows a second of the engine, in several processes at once, each with an equal part of the texts, of which it
     reads so many ahead."""
     context = multiprocessing.get_context("spawn")
@@ -120,79 +190,136 @@ def alone(texts: list[str], processes: int, read_ahead: int = READ_AHEAD, bias: 
         running.append(context.Process(target=_alone, args=(own, read_ahead, bias, ready, other)))
         running[-1].start()
         ends.append(connection)
-    found = sum(connection.recv() for connection in ends)
+    found = [connection.recv() for connection in ends]
     for process in running:
         process.join()
-    return found
+    return {
+        "rows_a_second": sum(rate for rate, _ in found),
+        "ms_a_row": 1e3 * sum(seconds for _, seconds in found) / (size * processes),
+    }
 
 
-def forward_pass(texts: list[str], batch: int = 64) -> float:
-    """Rows a second of the model by itself, on one thread."""
+def forward_pass(texts: list[str], batch: int = 64) -> dict[str, float]:
+    """The model by itself, on one thread."""
     import torch
-
-    from decompx_fast import DecompX
 
     torch.set_num_threads(1)
     explainer = DecompX.demo()
     ids = sorted((explainer.tokenizer(text)["input_ids"] for text in texts), key=len)
     with torch.inference_mode():
         explainer.model(torch.tensor(ids[:1]))
-        start = time.perf_counter()
+        start, computed = time.perf_counter(), time.process_time()
         for _, same in groupby(ids, len):
             group = list(same)
             for first in range(0, len(group), batch):
                 explainer.model(torch.tensor(group[first : first + batch]))
-        return len(ids) / (time.perf_counter() - start)
+        seconds = time.perf_counter() - start
+        return {
+            "rows_a_second": len(ids) / seconds,
+            "ms_a_row": 1e3 * (time.process_time() - computed) / len(ids),
+        }
 
 
-def table(found: dict[str, Any]) -> str:
-    """The results as Markdown."""
+def rates_table(found: dict[str, Any]) -> str:
+    """The results of this script as Markdown."""
     lines = [
-        f"`python bench/bulk.py --rows {found['rows']}`: {found['machine']}, {found['cores']} cores, PyTorch "
-        f"{found['torch']}; load average before it {found['load']:.1f}.",
+        f"`python bench/bulk.py`: {found['rows']:,} rows, {found['machine']}, {found['cores']} cores, PyTorch "
+        f"{found['torch']}; load average before it {found['load']:.1f}. Processor time is that of the parent and the "
+        "workers together.",
         "",
-        "| workers | bulk, rows a second | the engine alone | bulk / alone | forward pass of the model, one thread "
-        "| parent, MiB | worker, MiB | bytes a row |",
-        "| ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| workers | bulk, rows a second | the engine alone | bulk / alone | bulk, ms of the processors a row "
+        "| the engine alone | alone / bulk | of it the parent | forward pass, rows a second, one thread | ms a row |",
+        "| ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
+    forward = found["forward_pass"]
     for workers, run in found["runs"].items():
-        rate, own = run["bulk"]["rows_a_second"], run["alone"]
+        (rate, own), one = (run[name]["rows_a_second"] for name in ("bulk", "alone")), run["bulk"]
+        cost = one["parent_ms_a_row"] + one["workers_ms_a_row"]
         lines.append(
-            f"| {workers} | {rate:,.1f} | {own:,.1f} | {rate / own:.0%} | {found['forward_pass']:,.1f} "
-            f"| {run['bulk']['parent_peak_mb']:,.0f} | {run['bulk']['worker_peak_mb']:,.0f} "
-            f"| {run['bulk']['bytes_a_row']:,.0f} |"
+            f"| {workers} | {rate:,.1f} | {own:,.1f} | {rate / own:.0%} | {cost:.2f} | {run['alone']['ms_a_row']:.2f} "
+            f"| {run['alone']['ms_a_row'] / cost:.0%} | {one['parent_ms_a_row']:.3f} "
+            f"| {forward['rows_a_second']:,.1f} | {forward['ms_a_row']:.2f} |"
+        )
+    lines += [
+        "",
+        "Memory, in MiB (resident; the model's weights and PyTorch are in it):",
+        "",
+        "| rows | engine | workers | parent, peak | parent after each tenth of parts | worker, peak | bytes a row |",
+        "| ---: | --- | ---: | ---: | --- | ---: | ---: |",
+    ]
+    for run in found["memory"]:
+        lines.append(
+            f"| {run['rows']:,} | {run['engine']} | {run['workers']} | {run['parent_peak_mb']:,.0f} "
+            f"| {' '.join(f'{mb:.0f}' for mb in run['parent_mb'])} | {run['worker_peak_mb']:,.0f} "
+            f"| {run['bytes_a_row']:,.0f} |"
         )
     return "\n".join(lines) + "\n"
 
 
+def kills_table(where: str, found: dict[str, Any]) -> str:
+    """The results of ``bulk_kills.py`` as Markdown."""
+    model = "a random encoder of 2 layers, 32 wide" if found["tiny"] else "the embedded model"
+    compared, kills = found["compared"], found["kills"]
+    parents = ", parent " + " and ".join(f"{found[run]['peak_mb']['parent']:,.0f} MiB" for run in ("killed", "whole"))
+    workers = ", worker " + " and ".join(f"{found[run]['peak_mb']['worker']:,.0f} MiB" for run in ("killed", "whole"))
+    lines = [
+        f"{found['rows']:,} rows on {where}, {model}, parts of {found['rows_of_a_part']}: killed {len(kills)} times, "
+        f"{found['killed']['seconds']:,.0f} s in all; without a kill {found['whole']['seconds']:,.0f} s, "
+        f"{found['rows'] / found['whole']['seconds']:,.1f} rows a second with loading; load average before it "
+        f"{found['load']:.1f}. {compared['rows']:,} rows were compared, {compared['different']} of them different. "
+        f"Peak memory of the run that was killed and of the other{parents}{workers}.",
+        "",
+        "| killed | after parts | s until the next part |",
+        "| --- | ---: | ---: |",
+        *(f"| {one['what']} | {one['parts_before']} | {one['seconds_to_the_next_part']:.1f} |" for one in kills),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def write_page() -> None:
+    """``bulk.md``, from the results that there are; what is written there by hand, on faults, is kept."""
+    page = RESULTS / "bulk.md"
+    faults = page.read_text().partition(FAULTS)[2] if page.exists() else ""
+    own, parts = RESULTS / "bulk.json", ["# Bulk runs\n"]
+    parts.append(rates_table(json.loads(own.read_text())) if own.exists() else "Rates: `python bench/bulk.py`.\n")
+    kills = [(where, RESULTS / name) for where, name in KILLS.items() if (RESULTS / name).exists()]
+    if kills:
+        parts.append("## Runs that are killed\n\n`python bench/bulk_kills.py`\n")
+        parts += [kills_table(where, json.loads(path.read_text())) for where, path in kills]
+    page.write_text("\n".join(parts) + (f"\n{FAULTS}{faults}" if faults else ""))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--rows", type=int, default=4096)
+    parser.add_argument("--rows", type=int, default=8192)
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--few-rows", type=int, default=2048, help="of another run, for its memory alone")
+    parser.add_argument("--many-rows", type=int, default=1_000_000, help="of the run that is there for its memory")
     parser.add_argument("--texts", help="a file with a column 'text', in the place of the snippets")
     asked = parser.parse_args()
     if asked.rows < READ_AHEAD * (max(asked.workers) + 1):
         parser.error(f"--rows: at least {READ_AHEAD * (max(asked.workers) + 1)}, so that there are parts to be timed")
-    import torch
+    given, most = snippets(asked.texts), max(asked.workers)
 
-    texts = [f"{n} {text}" for n, text in enumerate(islice(cycle(snippets(asked.texts)), asked.rows))]
-    found: dict[str, Any] = {
-        "rows": asked.rows,
-        "machine": platform.processor() or platform.machine(),
-        "cores": os.cpu_count(),
-        "torch": torch.__version__,
-        "load": os.getloadavg()[0],
-        "forward_pass": forward_pass(texts[:READ_AHEAD]),
-        "runs": {},
-    }
+    def texts(rows: int) -> Iterator[str]:
+        return (f"{n} {text}" for n, text in enumerate(islice(cycle(given), rows)))
+
+    rows = list(texts(asked.rows))
+    found: dict[str, Any] = {"rows": asked.rows, **machine(), "runs": {}, "memory": []}
+    found["forward_pass"] = forward_pass(rows[:READ_AHEAD])
     for workers in asked.workers:
-        found["runs"][str(workers)] = {"bulk": bulk(texts, workers), "alone": alone(texts, workers)}
+        found["runs"][str(workers)] = {"bulk": bulk(rows, workers), "alone": alone(rows, workers)}
         print(json.dumps(found), flush=True)
+    few, many = bulk(texts(asked.few_rows), most), bulk(texts(asked.many_rows), most, SameForAll.demo())
+    for engine, run in (
+        ("adjoint", few),
+        ("adjoint", found["runs"][str(most)]["bulk"]),
+        ("the same explanation for all rows of a part", many),
+    ):
+        found["memory"].append({"engine": engine, "workers": most, **run})
     (RESULTS / "bulk.json").write_text(json.dumps(found, indent=1) + "\n")
-    page = RESULTS / "bulk.md"
-    faults = page.read_text().partition(FAULTS)[2] if page.exists() else ""  # written by hand, and kept
-    page.write_text(f"# Bulk runs\n\n{table(found)}" + (f"\n{FAULTS}{faults}" if faults else ""))
-    print(table(found))
+    write_page()
+    print(rates_table(found))
 
 
 if __name__ == "__main__":

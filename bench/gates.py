@@ -82,6 +82,17 @@ def less_the_mean(score: Scores) -> Scores:
     return lambda model, said: score(model, replace(said, against="mean"))
 
 
+def without_first(score: Scores) -> Scores:
+    """The same but for the first token, which decoders attend where they have nothing to attend: it has 0."""
+
+    def scores(model: nn.Module, said: Said) -> torch.Tensor:
+        found = score(model, said).clone()
+        found[:, 0] = 0.0
+        return found
+
+    return scores
+
+
 METHODS = {
     DEFAULT: Method(decompx(gate="half")),
     "DecompX, gate value": Method(decompx(gate="value")),
@@ -97,6 +108,8 @@ METHODS = {
     "attention 1, 1/2": tried(with_rules(Rules(attention=(1.0, 0.5)))),
     "DecompX, less the mean": tried(less_the_mean(decompx(gate="half"))),
     "AttnLRP, less the mean": tried(less_the_mean(attn_lrp)),
+    "DecompX, first token 0": tried(without_first(decompx(gate="half"))),
+    "AttnLRP, first token 0": tried(without_first(attn_lrp)),
     "integrated gradients": Method(integrated_gradients, on="few"),
     "occlusion": Method(occlusion, on="few"),
 }

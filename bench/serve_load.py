@@ -170,8 +170,9 @@ def main() -> None:
         found["load"] = load(port, texts, asked.connections, asked.seconds)
         found["overload"] = load(port, texts, asked.overload, asked.seconds / 3)
     rows = list(islice(cycle(texts), asked.rows))
-    found["alone"] = alone(rows, asked.workers, bias=BIAS)
-    found["alone_few"] = alone(rows, asked.workers, max(1, asked.connections // asked.workers), BIAS)
+    found["alone"] = alone(rows, asked.workers, bias=BIAS)["rows_a_second"]
+    few = max(1, asked.connections // asked.workers)
+    found["alone_few"] = alone(rows, asked.workers, few, BIAS)["rows_a_second"]
     written = page(asked, found)
     (RESULTS / "serve.md").write_text(written)
     print(written)

@@ -8,7 +8,7 @@
         Explainer,
         fn_constructor_kwargs={"model": "path/to/model", "text_column": "review", "bias": "none"},
         batch_size=1024,
-        concurrency=8,
+        compute=ray.data.ActorPoolStrategy(size=8),
     )
     explained.write_parquet("explained/")
 

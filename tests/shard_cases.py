@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -10,13 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import encoder_decoders
+import random_models
 import sound_models
 import synthetic
+import terms_of
 import test_families
-import test_terms
 import torch
 import torch.distributed as dist
+from transformers import BertForMaskedLM
 
+from decompx_fast import DecompX
 from decompx_fast.config import DecompXConfig
 from decompx_fast.engines.exchange import Exchange
 from decompx_fast.engines.forward import run as forward
@@ -30,6 +34,9 @@ RULES = ("absdot", "abssim", "norm", "equal", "cls", "dot", "bias_token", "none"
 NORMS = ("abssim", "norm")  # for the direct path alone
 TINY = 1  # bytes: every block becomes one source or one row
 BY_TWO = ("absdot-direct", "absdot-operator", "norm-direct", "equal-direct", "bias_token-direct", "cls-direct")
+TEXTS = [[1, 7, 9, 8, 2], [1, 5, 6, 2], [1, 11, 2], [1, 12, 13, 14, 15, 16, 2], [1, 8, 2]]  # token ids
+TEXT = "good film, and a dull one"
+README = Path(__file__).parent.parent / "README.md"
 GROUPS = torch.tensor([[0, 0, 1, 3, 3, 2, 0], [3, 1, 1, 0, 0, 2, 0]])
 
 
@@ -47,7 +54,7 @@ def of_family(case: str) -> Any:
 
 
 def of_language_model() -> Any:
-    model = test_terms.bert(test_terms.BertForMaskedLM)
+    model = terms_of.bert(BertForMaskedLM)
     return linearize(model, {"input_ids": torch.arange(14).view(2, 7) + 5})
 
 
@@ -95,7 +102,9 @@ def cases() -> dict[str, Case]:
 
 def of_other_forms(config: DecompXConfig) -> dict[str, Case]:
     """Other architectures, and other things that are asked."""
-    found = {shape: Case(lambda shape=shape: synthetic.of_shape(shape, layers=2), config) for shape in synthetic.LAYERS}
+    found = {
+        shape: Case(lambda shape=shape: random_models.random_model(shape), config) for shape in random_models.LAYERS
+    }
     for family in ("mobilebert", "deberta_convolution", "longformer"):
         found[family] = Case(lambda family=family: of_family(family), config)
     places = Terms(torch.tensor([[7, 7, 9], [8, 8, 10]]), torch.tensor([[3, 8, 5], [0, 9, 2]]))
@@ -136,9 +145,49 @@ def work(rank: int, folder: str) -> None:
                 continue
             exchange = Exchange(group)
             found[f"{name}-{ranks}"] = (attribute(case, exchange), exchange.count, exchange.sent_bytes)
-    found |= failures(rank)
+    found |= failures(rank) | explained(dist.group.WORLD) | skipped(rank) | readme(folder)
     torch.save(found, Path(folder) / f"{rank}.pt")
     dies_with_one(rank, Path(folder))
+
+
+def explained(group: Any = None) -> dict[str, list[torch.Tensor]]:
+    """What an explainer gives for one text, and for several, by each engine."""
+    explainer, found = DecompX(test_families.classifier("bert"), group=group), {}
+    for engine in ("forward", "adjoint"):
+        asked = {"engine": engine, "bias": "cls"}
+        found[f"one-{engine}"] = [explainer.explain(TEXTS[0], **asked).scores]
+        found[f"several-{engine}"] = [one.scores for one in explainer.explain(TEXTS, **asked)]
+    return found
+
+
+def readme(folder: str) -> dict[str, torch.Tensor]:
+    """What the README says to type, in a process that has its group already."""
+    (block,) = (
+        block for block in re.findall(r"```python\n(.*?)```", README.read_text(), re.S) if "dist.group" in block
+    )
+    block = block.replace('dist.init_process_group("gloo")', "")
+    block = block.replace("path/to/a/classifier", f"{folder}/model").replace("/a/disk/with/room", folder)
+    names = {"DecompX": DecompX, "text": TEXT}
+    exec(block, names)
+    assert names["explainer"].ranks == RANKS
+    return {"readme": names["explanation"].scores}
+
+
+def skipped(rank: int) -> dict[str, list[str]]:
+    """Of several texts what becomes of those that one process fails at, whether it has them to itself or not."""
+    explainer, found, apply = DecompX(test_families.classifier("bert"), group=dist.group.WORLD), {}, Propagation.apply
+
+    def failing(self: Propagation, layer: Any) -> None:
+        if rank == 1 and self.embedding.shape[1] == len(TEXTS[1]):
+            raise NumericalError("the vectors left the range")
+        apply(self, layer)
+
+    Propagation.apply = failing
+    for name, texts in (("divided", TEXTS), ("shared", TEXTS[1:2])):
+        results = explainer.explain(texts, engine="forward", on_error="skip")
+        found[f"skipped-{name}"] = ["fine" if one.ok else one.error for one in results]
+    Propagation.apply = apply
+    return found
 
 
 def failures(rank: int) -> dict[str, str]:

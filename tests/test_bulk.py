@@ -113,13 +113,20 @@ def test_input_that_has_grown_is_gone_on_with(model, tmp_path):
 def test_input_that_has_changed_or_shrunk_is_refused(model, tmp_path):
     file, out = write_rows(tmp_path / "a.jsonl", ["good film"] * 40), tmp_path / "out"
     explain_dataset(file, model, out=out, **OPTIONS)
-    write_rows(file, ["good film"] * 17 + ["other film"] + ["good film"] * 22)
+    texts = ["good film"] * 17 + ["other film"] + ["good film"] * 22
+    write_rows(file, texts)
     with pytest.raises(InputError, match=r"rows 16 to 31 \(the first is line 17 of .*a\.jsonl\) were others"):
         explain_dataset(file, model, out=out, **OPTIONS)
-    write_rows(file, ["good film"] * 32)
+    (part,) = out.glob("parts/part-000000000016-*")
+    with pytest.raises(InputError, match=f"to have these rows explained anew, delete {part.stem}"):
+        explain_dataset(file, model, out=out, **OPTIONS)
+    part.unlink()
+    assert explain_dataset(file, model, out=out, **OPTIONS).explained == 16
+    assert rows_of(out)[17]["texts"] == ["other film"]
+    write_rows(file, texts[:32])
     with pytest.raises(InputError, match="there are 32 rows, and later ones"):
         explain_dataset(file, model, out=out, **OPTIONS)
-    write_rows(file, ["good film"] * 30)
+    write_rows(file, texts[:30])
     with pytest.raises(InputError, match="rows 16 to 31 .* were others"):
         explain_dataset(file, model, out=out, **OPTIONS)
     with pytest.raises(InputError, match="a.jsonl, which is not among the input now"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -274,3 +275,40 @@ def test_a_record_that_was_changed_by_hand_is_told(model, tmp_path):
         part.write_text(json.dumps(changed) + "\n")
         with pytest.raises(InputError, match=f"{part.name}: a record is damaged"):
             list(load_results(out))
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_what_is_warned_of_is_said_once_with_its_row(explained, tmp_path, workers):
+    file = write_rows(tmp_path / "a.jsonl", [TEXT, "\U0001f600 " * 8, TEXT, "\U0001f601 " * 8])
+    with pytest.warns(UserWarning, match=r"line 2 of .*a\.jsonl.* \(said once, whatever") as said:
+        explained(file, workers=workers, rows_of_a_part=1)
+    assert len(said) == 1
+
+
+def test_what_is_warned_of_names_all_rows_that_it_is_about(explained, tmp_path):
+    file = write_rows(tmp_path / "a.jsonl", [TEXT, "\U0001f600 " * 8, TEXT, "\U0001f601 " * 8])
+    with pytest.warns(UserWarning, match=r"line 2 of .*a\.jsonl .*, line 4 of .*a\.jsonl "):
+        explained(file)
+
+
+def test_two_parts_with_the_same_rows_are_told(model, tmp_path):
+    file, out = write_rows(tmp_path / "a.jsonl", [TEXT] * 4), tmp_path / "out"
+    explain_dataset(file, model, out=out, **OPTIONS)
+    (part,) = (out / "parts").iterdir()
+    shutil.copy(part, other := part.with_name(part.name.replace("-00004-", "-00002-")))
+    for again in (lambda: explain_dataset(file, model, out=out, **OPTIONS), lambda: list(load_results(out))):
+        with pytest.raises(InputError, match=f"two parts with row 0, {other.name} and {part.name}: delete"):
+            again()
+
+
+def test_a_last_line_that_was_half_written_is_explained_when_its_part_is_deleted(model, tmp_path):
+    file, out = write_rows(tmp_path / "a.jsonl", [TEXT] * 20), tmp_path / "out"
+    whole = file.read_text()
+    file.write_text(whole[:-9])
+    assert explain_dataset(file, model, out=out, **OPTIONS).errors == 1
+    file.write_text(whole)
+    with pytest.raises(InputError, match="rows 16 to 19 .* were others .* delete part-000000000016-00004-"):
+        explain_dataset(file, model, out=out, **OPTIONS)
+    next(out.glob("parts/part-000000000016-*")).unlink()
+    found = explain_dataset(file, model, out=out, **OPTIONS)
+    assert (found.rows, found.explained, found.errors) == (20, 4, 0)

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from explanation_samples import simple, without_script
 from PIL import Image
 from refusals import refuses
-from transformers import CLIPImageProcessorPil, ViTImageProcessorPil
+from transformers import AutoImageProcessor, CLIPImageProcessorPil, ViTImageProcessorPil
 from vision_models import classifier, inputs
 
 from decompx_fast import DecompX, Explanation, Failure
@@ -298,6 +298,8 @@ def test_of_many_classes_the_likeliest_five_are_explained():
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
+    if type(AutoImageProcessor).__name__ == "DummyObject":
+        pytest.skip("this version of transformers loads processors of pictures with torchvision alone")
     place = tmp_path_factory.mktemp("model")
     classifier("vit", dtype=torch.float32).save_pretrained(place)
     processor().save_pretrained(place)

@@ -43,6 +43,7 @@ def test_readme_examples_run() -> None:
         "listener",
         "explain_dataset(",
         "map_batches(",
+        "init_process_group(",
         "summarize(",
     )  # have tests of their own
     first, options, paths, tasks, beside = (

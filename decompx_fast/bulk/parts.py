@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -135,16 +136,24 @@ class Parts:
 
     def path(self, span: Span) -> Path:
         """Where a part is, or will be."""
-        return self.folder / f"part-{span.first:012d}-{span.count:05d}-{span.digest}.{self.format}"
+        return self.folder / f"{span.name}.{self.format}"
 
     def spans(self) -> dict[int, Span]:
-        """The parts that are there, by their first rows, in the order of these."""
-        found: dict[int, Span] = {}
-        for name in sorted(path.name for path in self.folder.iterdir()):
-            if (match := _NAME.fullmatch(name)) and match[4] == self.format:
-                span = Span(int(match[1]), int(match[2]), match[3])
-                found[span.first] = span
-        return found
+        """The parts that are there, by their first rows, in the order of these.
+
+        Raises:
+            InputError: if two of them hold the same rows, as where one was copied there by hand.
+        """
+        names = sorted(path.name for path in self.folder.iterdir())
+        matches = [match for match in map(_NAME.fullmatch, names) if match and match[4] == self.format]
+        spans = [Span(int(match[1]), int(match[2]), match[3]) for match in matches]
+        for one, other in pairwise(spans):
+            if other.first < one.first + one.count:
+                raise InputError(
+                    f"{self.folder} has two parts with row {other.first:,}, {self.path(one).name} and "
+                    f"{self.path(other).name}: delete the one that is not of this data, or both, and run again"
+                )
+        return {span.first: span for span in spans}
 
     def write(self, span: Span, records: Sequence[Record]) -> None:
         """Put a part in its place, as a whole, in the place of an older one.

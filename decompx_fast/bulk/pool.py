@@ -235,11 +235,14 @@ class InThisProcess:
         """Do all units, one after another."""
         for unit in units:
             threads = torch.get_num_threads()
+            said: list[str] = []
             torch.set_num_threads(1)  # as in worker processes, so that numbers are the same
             try:
-                errors = self._worker.compute(unit, lambda kind, text: self._warn(text))
+                errors = self._worker.compute(unit, lambda kind, text, said=said: said.append(text))
             finally:
                 torch.set_num_threads(threads)
+                for text in said:  # not sooner: what warns meanwhile is what is handed on
+                    self._warn(text)
             yield Done(unit, errors)
             if self.stopping:
                 return

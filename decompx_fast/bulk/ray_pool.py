@@ -152,15 +152,20 @@ class RayPool:
         for whole in (True, False):
             rest = [[one for one in unit.items if one.number not in found[first]] for first, unit in missing.items()]
             pieces = rest if whole else [[item] for items in rest for item in items]
-            for records in self._records(pieces):
+            for records in self._records(pieces, together=whole):
                 yield from take(records)
                 if self.stopping:
                     return
         lost = [item for first, unit in missing.items() for item in unit.items if item.number not in found[first]]
         yield from take([_failed(item, _ENDED, "WorkerEnded") for item in lost])
 
-    def _records(self, pieces: list[list[Item]]) -> Iterator[list[Record]]:
-        """What the cluster makes of some rows, as it is done; nothing of a piece that ends its actor each time."""
+    def _records(self, pieces: list[list[Item]], *, together: bool) -> Iterator[list[Record]]:
+        """What the cluster makes of some rows, as it is done; nothing of a piece that ends its actor each time.
+
+        Args:
+            pieces: rows that are explained at once.
+            together: whether pieces may wait at an actor that has one, which then end with it as often as that does.
+        """
         if not pieces:
             return
         arrow = import_optional("pyarrow", "bulk", extra="ray")
@@ -173,8 +178,10 @@ class RayPool:
             fn_constructor_args=(self._task,),
             batch_size=None,
             batch_format="pyarrow",
-            concurrency=(1, self._workers),
-            max_task_retries=_RETRIES,
+            compute=self._data.ActorPoolStrategy(
+                min_size=1, max_size=self._workers, max_tasks_in_flight_per_actor=None if together else 1
+            ),
+            ray_remote_args_fn=lambda: {"max_task_retries": _RETRIES},
             **self._needs,
         )
         with self._ends():

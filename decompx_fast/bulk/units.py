@@ -67,6 +67,11 @@ class Span:
     count: int
     digest: str
 
+    @property
+    def name(self) -> str:
+        """Of its part, less the ending."""
+        return f"part-{self.first:012d}-{self.count:05d}-{self.digest}"
+
 
 @dataclass(frozen=True)
 class Unit:
@@ -203,6 +208,7 @@ def _checked(items: list[Item], expected: Span | None) -> tuple[Span, tuple[Item
         raise InputError(
             f"rows {expected.first:,} to {expected.first + expected.count - 1:,} (the first is {items[0].place}) were "
             "others when they were explained: rows may be added to the end of the last file, and files may be added, "
-            "but what was there must stay. Choose another folder for other data"
+            "but what was there must stay. Choose another folder for other data; or, to have these rows explained "
+            f"anew, delete {expected.name}"
         )
     return found, tuple(items)

@@ -124,7 +124,7 @@ class Exchange:
             self._told = error or lost
             raise self._told from None
         rank, (name, message) = next((n, said) for n, said in enumerate(found) if said is not None)
-        if rank != self.rank or error is None:
+        if error is None or str(error) != message:  # all that fail alike say it themselves
             error = _same_error(name, f"rank {rank} of {self.ranks} failed: {message or name}")
         self._told = error
         raise error

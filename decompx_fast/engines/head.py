@@ -31,7 +31,7 @@ def through_head(
     """What the head reads, through all of its steps.
 
     Args:
-        rows: ``[b, r, k, d]``, in float32 at least.
+        rows: ``[b, r, k, d]``; computed in float32 at least.
         head: its steps.
         config: the options.
         rule_for: how a rule shares biases among the rows' sources.
@@ -40,20 +40,57 @@ def through_head(
     Returns:
         Of the terms ``[b, k, t]``, and the bias token's ``[b, t]`` or ``None``.
     """
-    before, rule = rows, rule_for(config.bias)
-    for number, step in enumerate(head.steps):
-        before, rows = rows, head_step(step, rows, config, rule)
-        if number == 0:
-            keep(rows)
+    rule = rule_for(config.bias)
+    through = _averaged if head.reading.averaged else _through_steps
+    before, rows = through(rows, head, config, rule, keep)
     collected = None
     if config.bias == "bias_token":
         rows, collected = _apart(rows, rule.shard)
         if config.bias_token_split is not None:
             split = rule_for(config.bias_token_split)
+            split = _of_any_row(split) if head.reading.averaged else split
             rows = _split(rows, collected, lambda: _apart(before, rule.shard), head, split)
             collected = None
     scores = head.reading.pick(_wanted(rows, head))
     return scores, None if collected is None else head.reading.pick(_wanted(collected, head)).squeeze(1)
+
+
+def _through_steps(
+    rows: Tensor, head: Head, config: DecompXConfig, rule: Rule, keep: Callable[[Tensor], None]
+) -> tuple[Tensor, Tensor]:
+    """What enters the last step, and what comes of it."""
+    before = rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
+    for number, step in enumerate(head.steps):
+        before, rows = rows, head_step(step, rows, config, rule)
+        if number == 0:
+            keep(rows)
+    return before, rows
+
+
+def _averaged(
+    rows: Tensor, head: Head, config: DecompXConfig, rule: Rule, keep: Callable[[Tensor], None]
+) -> tuple[Tensor, Tensor]:
+    """The means over the rows of the same, as one row; one after the other, so that no second state is formed."""
+    firsts: list[Tensor] = []
+    keep_one = firsts.append if config.stages else lambda _rows: None
+    totals: tuple[Tensor, Tensor] | None = None
+    for number in range(rows.shape[1]):
+        at = slice(number, number + 1)
+        found = _through_steps(rows[:, at], head.at(at), config, rule.at(at), keep_one)
+        before, after = (part.double() / rows.shape[1] for part in found)
+        totals = (before, after) if totals is None else (totals[0] + before, totals[1] + after)
+    assert totals is not None  # a text has tokens
+    if firsts:
+        keep(torch.cat(firsts, dim=1))
+    return totals[0].to(found[0].dtype), totals[1].to(found[1].dtype)
+
+
+def _of_any_row(rule: Rule) -> Rule:
+    """Equal shares of what reaches any of the rows, for their mean."""
+    if rule.shares is None:
+        return rule
+    reached = (rule.shares > 0).any(1, keepdim=True).to(rule.shares.dtype)
+    return replace(rule, shares=reached / reached.sum(-1, keepdim=True))
 
 
 def _apart(rows: Tensor, shard: Shard | None) -> tuple[Tensor, Tensor]:

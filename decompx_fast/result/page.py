@@ -24,6 +24,7 @@ from .display import (
     sinks_named,
     strength,
 )
+from .layer_view import layer_view
 from .matrix import UNREAD, is_matrix
 from .picture_view import picture_view
 from .templating import MAX_ALPHA, constants, page_script, template
@@ -113,11 +114,12 @@ def page_end() -> str:
 
 
 def _page_view(place: str, outcome: Any, target: Target) -> dict[str, Any]:
-    about = {"place": printable(place), "failure": None, "data": {"data-place": printable(place) or None}}
+    data: dict[str, Any] = {"data-place": printable(place) or None}
+    about: dict[str, Any] = {"place": printable(place), "failure": None, "data": data}
     view = _view(outcome, target)
     if view is None:
         return about | {"failure": printable(str(getattr(outcome, "error", outcome)))}
-    about["data"] |= _data(outcome)
+    data |= _data(outcome)
     return about | view
 
 
@@ -179,6 +181,7 @@ def _html_view(explanation: Explanation, target: Target) -> dict[str, Any]:
         "cut": sinks_named(explanation),
         "tabs": tabs,
         "table": _html_table(explanation, column, labels),
+        "layers": layer_view(explanation, column),
         "made": _made_with(explanation),
     }
 

@@ -29,6 +29,9 @@ ACTIVATION_TEMPORARIES = 4
 #: Bytes of what a window's mask is made from, for each pair of positions: two differences, and three masks.
 WINDOW_BYTES = 2 * 8 + 3
 
+#: Linux maps up to so many bytes of a file, those that it holds, where one of them is read.
+MAPPED_AROUND = 64 << 10
+
 #: Rows that the twin of `mixing` takes at once where keys can be skipped.
 MASKED_ROWS = 128
 
@@ -159,10 +162,12 @@ class Costs:
         """Bytes of a weight's copy in the dtype of the state; 0 where the model's own is used."""
         return 0 if self.item == self.constant else self.item
 
-    def mapped_bytes(self, vectors: int) -> int:
-        """What is in memory while so many vectors of a state on disk are looked at, and of a branch beside it."""
+    def mapped_bytes(self, rows: int, sources: int) -> int:
+        """What is in memory while so many vectors of a state on disk are looked at, and of a branch beside it: of each
+        row also neighbours that the system maps with them."""
         states = 2 if self.shape.keeps_branch(self.config) else 1
-        return states * vectors * self.shape.d * self.item if self.on_disk else 0
+        vectors = sources * self.shape.d * self.item + (MAPPED_AROUND if sources < self.k else 0)
+        return states * rows * min(vectors, self.k * self.shape.d * self.item) if self.on_disk else 0
 
     # The buffer ---------------------------------------------------------------------------------------------------
 
@@ -244,7 +249,7 @@ class Costs:
             return 0
         rows = block_length(self.positions, blocks.direct_rows)
         copied = self.shape.d * self.wide if self.item < self.wide else 0
-        mapped = self.mapped_bytes(rows * self.k)
+        mapped = self.mapped_bytes(rows, self.k)
         return mapped + self.k * (rows * (copied + SHARING_TEMPORARIES * self.wide) + self.positions * self.wide)
 
     def mixing_bytes(self, blocks: Blocks) -> int:
@@ -263,7 +268,7 @@ class Costs:
             held + self.product_bytes(sources * self.positions, s.heads * s.head_size, s.d),
             self.shares_bytes() * SHARING_TEMPORARIES,
         )
-        return weights + self.shares_bytes() + self.mapped_bytes(sources * self.positions) + most
+        return weights + self.shares_bytes() + self.mapped_bytes(self.positions, sources) + most
 
     def _mixing_copies(self, rows: int, sources: int) -> int:
         """What is made apart to mix a head's values of some sources."""
@@ -317,7 +322,7 @@ class Costs:
 
     def position_wise_bytes(self, blocks: Blocks, path: str) -> int:
         most = blocks.operator_rows if path == "operator" else blocks.direct_rows
-        mapped = self.mapped_bytes(block_length(self.positions, most) * self.k)
+        mapped = self.mapped_bytes(block_length(self.positions, most), self.k)
         return mapped + self._position_wise_bytes(blocks, path)
 
     def _position_wise_bytes(self, blocks: Blocks, path: str) -> int:

@@ -6,24 +6,23 @@ A layer is taken segment by segment (:mod:`.segments`): an attention, and what i
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from ...bias_rules import DOT_RULES
 from ...config import DecompXConfig
 from ...linearize.layer import Attention, Convolution, Linearization, LinearizedLayer, Norm, Sublayer
 from ...ops.shares import safe_norm
 from ..accuracy import Conditioning, model_dtype_of
-from ..attribution import Attribution
-from ..bias import Rule
 from ..blocks import Workspace, blocks, wide
 from ..dtype_range import check_layer, finite_state
-from ..head import through_head
-from ..reach import Reach, equal_shares, equal_shares_at_head, reach_after, reach_of_convolution
+from ..reach import Reach, equal_shares, reach_after, reach_of_convolution
 from ..shape import form_refusal
-from ..terms import Terms, close, head_for, layer_weights_of
+from ..terms import Terms, head_for, layer_weights_of
+from .answer import of_sources, read_state
 from .attention import attend_, attend_row
 from .columns import beginning, sources_of_encoder, widen_
 from .convolution import Convolved, finish_convolution_
@@ -32,10 +31,10 @@ from .first import attend_first, first_input
 from .layer_sum import LayerSum
 from .mixing import Mixing
 from .narrow import apply_narrow, has_narrow
-from .operator import finish_by_operator_
+from .operator import finish_by_operator_, shares_of_layer
 from .plan import Plan
 from .segments import attention_of, keeps_branch, rows_are_cheaper, segments
-from .sharing import PendingBias, Sharing
+from .sharing import PendingBias, Sharing, SharingInTurn
 from .step import Step
 
 
@@ -115,15 +114,11 @@ class Propagation:
                 self._segment(part, first=first, ride=ride, by_operator=by_operator)
         finite_state(self.x, layer.index)
         if self.sum is not None:
-            mean = (
-                self._read_state()
-                if last
-                else self._of_sources(lambda x: x.mean(1, keepdim=True, dtype=wide(self.dtype)))
-            )
+            mean = read_state(self) if last else of_sources(self, lambda x: x.mean(1, True, dtype=wide(self.dtype)))
             self.sum.add(layer.index, mean)
         if last and self.positions:
             rows = slice(len(self.head.positions), None) if self.held is not None else list(self.positions)
-            self.stages["rows"] = self._as_stage(self.x[:, rows])
+            self.stages["rows"] = self.as_stage(self.x[:, rows])
         self._keep("encoder", layer.index, self.x)
         self._keep("aggregated", layer.index, self.x)
 
@@ -152,7 +147,8 @@ class Propagation:
         """An attention and everything position-wise after it, for all positions."""
         pending, branch = None, None
         has_attention = part[0].sublayer.has_attention
-        if has_attention and not first and not by_operator and self._joins(part[0]):
+        at_once = self._shares_at_once(part)
+        if has_attention and not first and not by_operator and not at_once and self._joins(part[0]):
             self._attend_and_norm(part[0], ride=ride)
             part = part[1:]
         elif has_attention:
@@ -162,15 +158,26 @@ class Propagation:
         if not part:
             return
         positions = self.x.shape[0] * self.x.shape[1]
-        if not by_operator:
-            for rows in self.storage.blocks(positions, self.plan.blocks.direct_rows):
-                self._finish(part, self.x, branch, pending, rows, rows)
-            return
-        for rows in self.storage.blocks(positions, self.plan.blocks.operator_rows):
-            if not self._finish_by_operator(part, pending, rows):
-                for few in blocks(rows.stop - rows.start, self.plan.blocks.direct_rows):
-                    these = slice(rows.start + few.start, rows.start + few.stop)
-                    self._finish(part, self.x, branch, pending, these, these)
+        most = self.plan.blocks.operator_rows if by_operator else self.plan.blocks.direct_rows
+        shares = None
+        if at_once:
+            sublayers, blocks_of_rows = [step.sublayer for step in part], self.storage.blocks(positions, most)
+            x, sharing = self.x.flatten(0, 1)[None], part[0].after
+            whole = None if pending is None else pending.at(slice(None))
+            shares = shares_of_layer(x, sublayers, self.config, sharing, whole, blocks_of_rows)
+        for rows in self.storage.blocks(positions, most):
+            known = None if shares is None else [share[:, rows] for share in shares]
+            if by_operator and self._finish_by_operator(part, pending, rows, known):
+                continue
+            for few in blocks(rows.stop - rows.start, self.plan.blocks.direct_rows):
+                these = slice(rows.start + few.start, rows.start + few.stop)
+                turns = None if shares is None else [share[:, these] for share in shares]
+                self._finish(part, self.x, branch, pending, these, these, turns)
+
+    def _shares_at_once(self, part: Sequence[Step]) -> bool:
+        """Whether all biases of a layer are shared before anything is added: where processes must sum for each."""
+        dots = self.shard is not None and self.config.bias in DOT_RULES and self.config.ffn
+        return dots and form_refusal([step.sublayer for step in part]) is None
 
     def _rows_are_cheaper(self, part: Sequence[Step]) -> bool:
         """Whether a last segment costs less row by row, mixed before it is projected, than for all positions."""
@@ -219,9 +226,15 @@ class Propagation:
         pending: PendingBias | None,
         rows: slice,
         constants: slice,
+        shares: Sequence[Tensor] | None = None,
     ) -> None:
-        """Everything position-wise of a segment, at some rows of the state and their constants."""
+        """Everything position-wise of a segment, at some rows of the state and their constants; ``shares``
+        ``[1, p, k]`` are those of each bias, where they are known beforehand."""
         x = x.flatten(0, 1)[None, rows]  # [1, p, k, d]
+        if shares is not None:
+            first = pending is not None and pending.shares is not None  # which is shared by these
+            in_turn = SharingInTurn(self.config.bias, self.sharing.backend, turns=iter(shares[first:]))
+            part = [dataclasses.replace(step, before=in_turn, after=in_turn) for step in part]
         for step in part:
             if step.convolved is not None:
                 sublayer, convolved = at_rows(step.sublayer, constants), step.convolved.at(constants)
@@ -239,7 +252,9 @@ class Propagation:
             )
             pending, branch = None, None
 
-    def _finish_by_operator(self, part: Sequence[Step], pending: PendingBias | None, rows: slice) -> bool:
+    def _finish_by_operator(
+        self, part: Sequence[Step], pending: PendingBias | None, rows: slice, shares: Sequence[Tensor] | None
+    ) -> bool:
         """The same as one matrix per position; False, and nothing done, where the direct path must decide."""
         return finish_by_operator_(
             self.x.flatten(0, 1)[None, rows],
@@ -250,6 +265,7 @@ class Propagation:
             self.workspace,
             pending=None if pending is None else pending.at(rows),
             precision=self.mixing.precision,
+            known=shares,
         )
 
     def _attend(self, step: Step, *, first: bool, ride: bool) -> tuple[PendingBias | None, Tensor | None]:
@@ -339,58 +355,12 @@ class Propagation:
 
     def _keep(self, stage: str, layer: int, x: Tensor) -> None:
         if stage in self.config.stages:
-            self.stages[f"{stage}.{layer}"] = self._as_stage(x)
+            self.stages[f"{stage}.{layer}"] = self.as_stage(x)
 
-    def _as_stage(self, x: Tensor) -> Tensor:
+    def as_stage(self, x: Tensor) -> Tensor:
         """What is kept of ``x`` ``[b, i, k, d]``, over all sources."""
         stage = safe_norm(x) if self.config.stage_output == "norm" else x.clone()
         return stage if self.shard is None else self.shard.gather(stage, 2)
-
-    def finish(self) -> Attribution:
-        """The scores at the rows that the head reads, in float32 at least."""
-        rows = self._read().to(wide(self.dtype))  # [b, r, k, d]
-        if not self.config.head:
-            true = self.output if self.held is None else self.output[:, list(self.held)]
-            parts, norms = self.x.sum(2, dtype=rows.dtype), safe_norm(rows)
-            if self.shard is not None:
-                parts, norms = self.shard.exchange.sum(parts), self.shard.gather(norms, 2)
-            gap = (parts - true).abs().amax((1, 2)).double()
-            return Attribution(self.head.reading.pick_rows(norms.transpose(1, 2)), None, gap, self.stages)
-        scores, bias_token = through_head(rows, self.head, self.config, self._rule_at_head, self._keep_pooled)
-        if self.shard is not None:
-            scores = self.shard.gather(scores, 1)[:, : self.total - self.sharing.collects]
-        return close(scores, bias_token, self.linearization, self.terms, self.stages)
-
-    def _read(self) -> Tensor:
-        """What the head reads, ``[b, r, k, d]``."""
-        return self._read_state() if self.sum is None else self.sum.total
-
-    def _read_state(self) -> Tensor:
-        """What the head reads of the state."""
-        return self._of_sources(lambda x: self.head.read(x, self.held, wide(self.dtype)))
-
-    def _of_sources(self, read: Callable[[Tensor], Tensor]) -> Tensor:
-        """What is read of the state ``[b, i, k, d]``, source by source, ``[b, r, k, d]``."""
-        if not self.storage.in_blocks or self.held is not None:
-            return read(self.x)
-        most = self.plan.blocks.sources
-        return torch.cat([read(self.x[:, :, some]) for some in self.storage.blocks(self.k, most)], dim=2)
-
-    def _rule_at_head(self, name: str) -> Rule:
-        """How a rule shares biases among the sources of what the head reads."""
-        shard = self.shard
-        if shard is not None and self.sharing.collects and name != "bias_token":
-            shard = dataclasses.replace(shard, total=self.total - 1)  # what was collected is shared by the tokens alone
-        if name != "equal":
-            return Rule(name, shard=shard)
-        n_sources, rows = self.total - self.sharing.collects, self.head.reading.rows
-        shares = equal_shares_at_head(self.reach, rows, self.member, n_sources, wide(self.dtype))
-        return Rule(name, shares if shard is None else shard.columns(shares), shard)
-
-    def _keep_pooled(self, pooled: Tensor) -> None:
-        if "pooler" in self.config.stages:
-            alone, stage = self.terms is None or self.terms.positions is None, self._as_stage(pooled)
-            self.stages[f"pooler.{self.linearization.num_layers - 1}"] = stage.squeeze(1) if alone else stage
 
 
 def _shared_by(shares: Tensor | None, pending: PendingBias | None) -> PendingBias | None:

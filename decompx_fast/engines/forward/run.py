@@ -26,6 +26,7 @@ from ..shape import ModelShape
 from ..shard import Shard
 from ..storage import storage_of
 from ..terms import Terms
+from .answer import answer
 from .checks import check_options, check_positions, count_sources
 from .mixing import Mixing
 from .plan import plan
@@ -110,7 +111,10 @@ def attribute(
             run.apply(layer)
         if run is None:
             raise InputError("linearization has no layers")
-        result = dataclasses.replace(run.finish(), expected_error=run.conditioning.estimate)
+        error = run.conditioning.estimate
+        if error is not None and run.shard is not None and run.dtype is torch.float16:
+            error = run.shard.exchange.largest(error)  # which follows from the largest vectors, of float16 alone
+        result = dataclasses.replace(answer(run), expected_error=error)
         return finite(result, run.dtype)
 
 
@@ -183,11 +187,12 @@ def _check_same(exchange: Exchange, embedding: Tensor, asked: tuple[object, ...]
         InputError: names the first process that was given others.
     """
     sizes = torch.linalg.vector_norm(embedding.double(), dim=-1).flatten().cpu()
-    found = exchange.gather_objects((repr(asked), sizes))
+    found = exchange.gather_objects((asked, sizes))
     for rank, (theirs, other) in enumerate(found):
         # Devices of other kinds round differently.
         if theirs != found[0][0] or not torch.allclose(other, found[0][1], rtol=1e-3, atol=0):
             what = "input" if theirs == found[0][0] else "input, or other options"
             raise InputError(
-                f"rank {rank} of the group was given another {what} than rank 0: all must call with the same arguments"
+                f"rank {rank} of the group was given another {what} than rank 0, or its device is of another kind: all "
+                "must call with the same arguments, and compute alike"
             )

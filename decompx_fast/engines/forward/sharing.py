@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -187,6 +188,32 @@ class Sharing:
         bias = bias.to(wide(u.dtype))
         weights = weigh(u, bias / size_of(bias), self.rule, self.backend)
         return self.shard.shares(weights, lambda: nonzero_sources(u), signed=self._signed)[0]
+
+
+@dataclass(frozen=True)
+class SharingInTurn(Sharing):
+    """The same where the shares of every bias are known before any is added.
+
+    Attributes:
+        turns: ``[1, p, k]`` each, in the order in which the biases are added.
+    """
+
+    turns: Iterator[Tensor] = field(default_factory=lambda: iter(()))
+
+    @property
+    def _by_ops(self) -> bool:
+        return False
+
+    def at(self, rows: slice | Tensor) -> Sharing:
+        return self  # they are those of the positions that are worked on
+
+    def shares(self, u: Tensor, bias: Tensor) -> Tensor:
+        return next(self.turns)
+
+    def shares_before(
+        self, u: Tensor, weight: Tensor, bias: Tensor | None
+    ) -> tuple[Tensor | None, Tensor | None] | None:
+        return (None, None) if bias is None else (bias.to(wide(u.dtype)), next(self.turns).contiguous())
 
 
 @dataclass(frozen=True)

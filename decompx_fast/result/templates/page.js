@@ -88,6 +88,7 @@
     const data = read(article), text = article.querySelector(".dx-text");
     if (!data || !text || article.dataset.ready) return;
     article.dataset.ready = "1";
+    article.querySelectorAll(".dx-layers").forEach(slide);
     if (!article.querySelector("[data-k]")) return;
     const texts = [...article.querySelectorAll(".dx-text")];
     const says = make("p", { className: "dx-says" }, "Point at a token, or go through the text with the arrow keys.");
@@ -126,6 +127,32 @@
     other.addEventListener("change", article.dxPaint);
     for (const one of texts) explore(one, says, () => target.value);
     article.dxPaint();
+  }
+
+  // One map of layers at a time, chosen by a slider, and what is under the pointer.
+  function slide(details) {
+    const maps = details.querySelector(".dx-maps"), figures = [...maps.querySelectorAll("figure")];
+    const labels = JSON.parse(details.dataset.labels || "[]");
+    const says = make("p", { className: "dx-says" });
+    says.setAttribute("role", "status");
+    const range = make("input", { type: "range", min: -1, max: figures.length - 1, value: -1 });
+    const show = () => {
+      const at = Number(range.value);
+      maps.classList.toggle("dx-one-map", at >= 0);
+      figures.forEach((figure, n) => (figure.hidden = at >= 0 && n !== at));
+      says.textContent = at < 0 ? "all layers" : figures[at].querySelector("figcaption").textContent;
+    };
+    range.addEventListener("input", show);
+    for (const image of maps.querySelectorAll("img")) {
+      image.addEventListener("pointermove", (event) => {
+        const box = image.getBoundingClientRect(), n = labels.length;
+        const of = (part, whole) => Math.min(n - 1, Math.max(0, Math.floor((n * part) / whole)));
+        const i = of(event.clientY - box.top, box.height), k = of(event.clientX - box.left, box.width);
+        says.textContent = `position ${labels[i]} #${i}, source ${labels[k]} #${k}`;
+      });
+    }
+    maps.before(make("div", { className: "dx-tools" }, make("label", {}, "Layer ", range)), says);
+    show();
   }
 
   // The same text for another target, and for the difference of the two.
