@@ -20,7 +20,7 @@ import click
 from . import __version__
 from .commands.bulk import bulk
 from .commands.evaluate import evaluate
-from .commands.options import CHECKS, STORAGES, WORKSPACE
+from .commands.options import CHECKS, STORAGES, WORKSPACE, path_options
 from .commands.process import (
     OUTPUT_ERRORS,
     Ended,
@@ -124,6 +124,7 @@ def cli() -> None:
 @click.option(
     "--check", type=click.Choice(CHECKS), help="'thorough' measures how wrong scores are. [default: standard]"
 )
+@path_options
 @click.option("--truncate", is_flag=True, help="Cut texts that are too long for the model, with a warning.")
 @click.option("--words", is_flag=True, help="Merge the tokens of each word.")
 @click.option("--html", metavar="OUT", help="Write a page that shows the explanations.")

@@ -188,7 +188,8 @@ class DecompX(ExplainedModel):
                 token. ``at`` then names tokens of the output by number, from 0. Of an encoder-decoder, what it writes.
             generate: let the model write what follows: so many tokens at most, the likeliest each time, or a
                 ``transformers.GenerationConfig``.
-            seed: of a configuration that samples; ``None`` draws one. It is kept as ``metadata["seed"]``.
+            seed: of a configuration that samples; ``None`` draws one. Of the tokens that ``steps`` draws; ``None``: 0.
+                It is kept as ``metadata["seed"]``.
             contrast: ``"mean"``: each column less the mean of the vocabulary, which has nothing to do with the output.
             answer: ``"tokens"``, ``"sum"``: one column, the sum over the output; or ``"both"``.
             max_answer_tokens: of question answering; ``None``: 15.
@@ -222,6 +223,15 @@ class DecompX(ExplainedModel):
             progress: show a bar on standard error; ``None``: where that is a terminal and there are several batches.
             read_ahead: so many inputs are read ahead, whatever ``batch_size`` is: the more, the more of them are
                 equally long.
+            steps: average over texts of which ever more tokens are gone, so that scores hold for what is left, too: so
+                many versions along a path that the most important tokens leave first, one path for each column (name
+                the ``targets`` that you want), and as many with random sets of tokens
+                (:mod:`decompx_fast.engines.path`). Versions are explained without biases (two passes of the model),
+                unless the rule is linear in the inputs. The scores add up to the model's value less
+                ``baseline_logits``, and special tokens, which are never gone, have 0; ``metadata`` has the standard
+                error.
+            baseline: what becomes of tokens that are gone: ``"mask"`` (if ``None``) or ``"pad"``, that token takes
+                their place; ``"remove"``, the others close up.
             **options: single options of :class:`DecompXConfig`.
         """
         return start(self, texts, arguments)[0]

@@ -67,6 +67,7 @@ MAY_IMPORT = {
         "calls.precision",
         *BELOW_EXPLAINER,
     },
+    "calls.path_job": {"calls.compiling", "calls.composing", "calls.job", *BELOW_EXPLAINER},
     "calls.call": {
         "calls.asking",
         "calls.checks",
@@ -74,6 +75,7 @@ MAY_IMPORT = {
         "calls.continuing",
         "calls.explained_model",
         "calls.job",
+        "calls.path_job",
         "calls.windowing",
         *BELOW_EXPLAINER,
     },

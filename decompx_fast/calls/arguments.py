@@ -77,6 +77,8 @@ class Arguments(Options, total=False):
     positions: Sequence[int]
     check: Literal["standard", "thorough"]
     read_ahead: int | None
+    steps: int | None
+    baseline: Literal["mask", "pad", "remove"] | None
 
 
 def spelled_out(as_in: Callable[..., Any]) -> Callable[[_Function], _Function]:

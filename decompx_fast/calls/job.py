@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -201,12 +201,13 @@ class Job:
 
     def run_or_fail(self, batch: Sequence[Pair]) -> list[Explanation | Failure]:
         """The same, with failures in place: if a batch fails as a whole, its inputs are explained one by one."""
-        try:
-            return [*self.run(batch)]
-        except OF_AN_INPUT as error:
-            if len(batch) == 1 or isinstance(error, OF_THE_SETTING):
-                return [Failure.of(batch[0][0].number, error)]
-        return [found for pair in batch for found in self.run_or_fail([pair])]
+        return run_or_fail(self.run, batch)
+
+    def of_column(self, column: int) -> Job:
+        """The same question of one column alone."""
+        job = copy.copy(self)
+        job.targets = self.targets.only(column)
+        return job
 
     def _linearize(self, batch: Sequence[Encoded], engine: str) -> HuggingFaceLinearization:
         device = self.explainer.device
@@ -313,3 +314,15 @@ class Job:
         if not self.config.head:
             return Answers(("norm",), (None,), None, logits, labels)
         return Answers(targets.names, targets.ids, targets.select(logits), logits, labels)
+
+
+def run_or_fail(
+    run: Callable[[Sequence[Pair]], Sequence[Explanation]], batch: Sequence[Pair]
+) -> list[Explanation | Failure]:
+    """As :meth:`Job.run_or_fail`, of any job's ``run``."""
+    try:
+        return [*run(batch)]
+    except OF_AN_INPUT as error:
+        if len(batch) == 1 or isinstance(error, OF_THE_SETTING):
+            return [Failure.of(batch[0][0].number, error)]
+    return [found for pair in batch for found in run_or_fail(run, [pair])]

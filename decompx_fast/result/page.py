@@ -157,7 +157,7 @@ def _html_view(explanation: Explanation, target: Target) -> dict[str, Any]:
     number, in_legend = score_format(scores), score_format(all_scores)
     labels = labels_with_blocks(explanation)
     totals = account(explanation, column)
-    value, source_sum, bias = totals.written()
+    value, source_sum, apart = totals.written()
     return {
         "template": "explanation.html.jinja",
         "outcomes": [(printable(name), outcome, predicted) for name, outcome, predicted in outcomes(explanation)],
@@ -165,7 +165,7 @@ def _html_view(explanation: Explanation, target: Target) -> dict[str, Any]:
         "value_name": totals.value_name,
         "value": value,
         "source_sum": source_sum,
-        "bias": bias,
+        "apart": apart,
         "status": totals.status,
         "extent": totals.extent,
         "is_sound": totals.is_sound,
@@ -197,7 +197,7 @@ def _tabs(explanation: Explanation) -> list[dict[str, Any]]:
     for column, name in enumerate(explanation.targets):
         scores: list[float] = explanation.scores[:, column].tolist()
         number, total = score_format(scores), account(explanation, column)
-        value, source_sum, bias = total.written()
+        value, source_sum, apart = total.written()
         tabs.append(
             {
                 "name": printable(name),
@@ -205,7 +205,7 @@ def _tabs(explanation: Explanation) -> list[dict[str, Any]]:
                 "value_name": total.value_name,
                 "value": value,
                 "source_sum": source_sum,
-                "bias": bias,
+                "apart": apart,
                 "probability": percent(said[column].score) if _is_of(name, said, column) else "",
                 "rows": _html_rows(explanation, scores, labels, largest, number),
             }
@@ -313,8 +313,8 @@ def _feet(
     rows: list[tuple[str, list[float]]] = [
         (f"Sum of {plural(explanation.source_unit)}", [one.sources for one in totals])
     ]
-    if explanation.bias_token is not None:
-        rows.append(("Bias token", [one.bias_token or 0.0 for one in totals]))
+    if totals[0].apart_name:
+        rows.append((totals[0].apart_name.capitalize(), [one.apart or 0.0 for one in totals]))
     names = {one.remainder_name for one in totals} - {""}
     if names:
         rows.append((names.pop().capitalize(), [one.remainder for one in totals]))

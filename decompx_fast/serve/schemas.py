@@ -28,6 +28,9 @@ Place = str | int | Annotated[list[int], Field(min_length=2, max_length=3)]
 #: Tokens that a language model may be asked to write for one explanation.
 MOST_WRITTEN = 256
 
+#: Steps of a path; each costs about four passes of the model for every column.
+MOST_STEPS = 64
+
 
 class Options(BaseModel):
     """How texts are explained: arguments of ``DecompX.explain`` by the same names, which its documentation says more
@@ -68,6 +71,11 @@ class Options(BaseModel):
     engine: Literal["auto", "forward", "adjoint"] | None = None
     dtype: Literal["float64", "float32", "bfloat16", "float16"] | None = None
     check: Literal["standard", "thorough"] | None = None
+    steps: Annotated[int, Field(ge=1, le=MOST_STEPS)] | None = Field(
+        default=None, description="Average over texts without the most important tokens, and without random ones."
+    )
+    baseline: Literal["mask", "pad", "remove"] | None = None
+    seed: Annotated[int, Field(ge=0)] | None = Field(default=None, description="Of the tokens drawn with steps.")
 
     def arguments(self) -> dict[str, Any]:
         """Those that are given, as :meth:`DecompX.explain_iter` takes them."""
