@@ -331,16 +331,24 @@ def report(found: dict[Case, dict[str, Any]]) -> str:
         lines.append(
             f"Classes of texts of {1 + WORDS} tokens, {STRENGTH:.0%} of those that are learnt as a plant says."
         )
-        lines += ["", *table(planted), "", "### By the strength of the plant", ""]
-        lines.append(
-            "*All first* (of one cause: *first*) where so many of the texts that are learnt are of the class that the "
-            "plant says."
-        )
-        by_strength = {f"{strength:.0%}": columns(found, "BERT", strength) for strength in STRENGTHS}
-        for n, plant in enumerate(planted):
-            curve = [Column(name, some[n].measured) for name, some in by_strength.items() if n < len(some)]
-            lines += ["", f"#### {plant.title.capitalize()}", "", *table(curve, plant.cells[-1:])]
+        lines += ["", *table(planted), *by_strength(found, planted)]
     return "\n".join(lines) + "\n"
+
+
+def by_strength(found: dict[Case, dict[str, Any]], planted: Sequence[Column]) -> list[str]:
+    """A table for each plant, of the strengths that were measured; nothing if there is but one."""
+    some = {f"{strength:.0%}": shown for strength in STRENGTHS if (shown := columns(found, "BERT", strength))}
+    if len(some) == 1:
+        return []
+    lines = ["", "### By the strength of the plant", ""]
+    lines.append(
+        "*All first* (of one cause: *first*) where so many of the texts that are learnt are of the class that the "
+        "plant says."
+    )
+    for n, plant in enumerate(planted):
+        curve = [Column(name, shown[n].measured) for name, shown in some.items() if n < len(shown)]
+        lines += ["", f"#### {plant.title.capitalize()}", "", *table(curve, plant.cells[-1:])]
+    return lines
 
 
 def summary(found: dict[Case, dict[str, Any]]) -> list[dict[str, Any]]:
