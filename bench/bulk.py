@@ -23,6 +23,7 @@ import multiprocessing
 import os
 import platform
 import re
+import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -46,7 +47,7 @@ class SameForAll(DecompX):
 
     def explain_iter(self, texts: Iterable[Any], **arguments: Any) -> Iterator[Any]:
         texts = list(texts)
-        found = list(super().explain_iter(texts[:1], **arguments))
+        found = list(super().explain_iter(iter(texts[:1]), **arguments))
         return iter(found * len(texts))
 
 
@@ -221,7 +222,7 @@ def forward_pass(texts: list[str], batch: int = 64) -> dict[str, float]:
 def rates_table(found: dict[str, Any]) -> str:
     """The results of this script as Markdown."""
     lines = [
-        f"`python bench/bulk.py`: {found['rows']:,} rows, {found['machine']}, {found['cores']} cores, PyTorch "
+        f"`python bench/bulk.py{found['arguments']}`: {found['rows']:,} rows, {found['machine']}, {found['cores']} cores, PyTorch "
         f"{found['torch']}; load average before it {found['load']:.1f}. Processor time is that of the parent and the "
         "workers together.",
         "",
@@ -303,7 +304,8 @@ def main() -> None:
         return (f"{n} {text}" for n, text in enumerate(islice(cycle(given), rows)))
 
     rows = list(texts(asked.rows))
-    found: dict[str, Any] = {"rows": asked.rows, **machine(), "runs": {}, "memory": []}
+    arguments = "".join(f" {one}" for one in sys.argv[1:])
+    found: dict[str, Any] = {"arguments": arguments, "rows": asked.rows, **machine(), "runs": {}, "memory": []}
     found["forward_pass"] = forward_pass(rows[:READ_AHEAD])
     for workers in asked.workers:
         found["runs"][str(workers)] = {"bulk": bulk(rows, workers), "alone": alone(rows, workers)}
