@@ -11,7 +11,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test test-quick test-levels lint native-check compile-gate docs bench device-check clean
+.PHONY: help demo test test-quick test-levels test-oldest lint native-check compile-gate docs bench device-check clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 20
@@ -47,6 +47,16 @@ test-levels: .venv/installed-test  ## run the tests of what depends on the proce
 	done
 	@set -e; for way in float32=torch onednn widened native; do echo "== products by $$way"; \
 		DECOMPX_FAST_PRODUCTS=$$way $(BIN)/python -m pytest -q -n $(WORKERS) -m "not slow" $(WAY_TESTS); done
+
+# The oldest transformers that pyproject.toml allows, beside all else that is installed.
+OLDEST = $(shell sed -n 's/.*"transformers>=\([0-9.]*\)".*/\1/p' pyproject.toml)
+OLDEST_TESTS := $(addprefix tests/test_,$(addsuffix .py,vision picture_similarity sounds families encoder_heads decoders \
+	decoder_heads llama_like routed encoder_decoders plain_attention layoutlm sentence similarity tasks language_models))
+
+test-oldest: .venv/installed-test  ## run the tests of architectures with the oldest transformers that is allowed
+	@test -d build/transformers-$(OLDEST) || $(BIN)/python -m pip install --quiet --target build/transformers-$(OLDEST) \
+		"transformers==$(OLDEST).*"
+	@PYTHONPATH=build/transformers-$(OLDEST) $(BIN)/python -m pytest -q -n $(WORKERS) $(OLDEST_TESTS)
 
 lint: .venv/installed-test  ## check style, format and types
 	@$(BIN)/ruff check .

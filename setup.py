@@ -41,6 +41,7 @@ PACKAGES = [
     "decompx_fast.request",
     "decompx_fast.request.tasks",
     "decompx_fast.result",
+    "decompx_fast.serve",
     "decompx_fast.summarize",
 ]
 
@@ -51,6 +52,7 @@ PACKAGE_DATA = {
     "decompx_fast.kernels": ["*"],
     "decompx_fast.models": ["*.safetensors"],
     "decompx_fast.result": ["templates/*"],
+    "decompx_fast.serve": ["templates/*"],
 }
 
 #: The oldest PyTorch that what is compiled runs with, whichever it is compiled with: 2.11.

@@ -166,27 +166,29 @@ def bulk(texts: Iterable[str], workers: int, model: DecompX | None = None) -> di
     }
 
 
-def _alone(texts: list[str], ready: Any, connection: Any) -> None:
+def _alone(texts: list[str], read_ahead: int, bias: Any, ready: Any, connection: Any) -> None:
     import torch
 
     torch.set_num_threads(1)
     explainer = DecompX.demo()
-    list(explainer.explain_iter(texts[:64], bias="none"))
+    list(explainer.explain_iter(texts[:64], bias=bias))
     ready.wait()
     start, computed = time.perf_counter(), time.process_time()
-    for _ in explainer.explain_iter(texts, bias="none", read_ahead=READ_AHEAD):
+    for _ in explainer.explain_iter(texts, bias=bias, read_ahead=read_ahead):
         pass
     connection.send((len(texts) / (time.perf_counter() - start), time.process_time() - computed))
 
 
-def alone(texts: list[str], processes: int) -> dict[str, float]:
-    """The engine's rate, in several processes at once, each with an equal part of the texts."""
+def alone(texts: list[str], processes: int, read_ahead: int = READ_AHEAD, bias: str = "none") -> dict[str, float]:
+    """The engine's rate, in several processes at once, each with an equal part of the texts, of which it reads so many
+    ahead."""
     context = multiprocessing.get_context("spawn")
     ready = context.Barrier(processes)
     size, ends, running = len(texts) // processes, [], []
     for n in range(processes):
         connection, other = context.Pipe()
-        running.append(context.Process(target=_alone, args=(texts[n * size : (n + 1) * size], ready, other)))
+        own = texts[n * size : (n + 1) * size]
+        running.append(context.Process(target=_alone, args=(own, read_ahead, bias, ready, other)))
         running[-1].start()
         ends.append(connection)
     found = [connection.recv() for connection in ends]
@@ -222,9 +224,9 @@ def forward_pass(texts: list[str], batch: int = 64) -> dict[str, float]:
 def rates_table(found: dict[str, Any]) -> str:
     """The results of this script as Markdown."""
     lines = [
-        f"`python bench/bulk.py{found['arguments']}`: {found['rows']:,} rows, {found['machine']}, {found['cores']} cores, PyTorch "
-        f"{found['torch']}; load average before it {found['load']:.1f}. Processor time is that of the parent and the "
-        "workers together.",
+        f"`python bench/bulk.py{found['arguments']}`: {found['rows']:,} rows, {found['machine']}, {found['cores']} "
+        f"cores, PyTorch {found['torch']}; load average before it {found['load']:.1f}. Processor time is that of the "
+        "parent and the workers together.",
         "",
         "| workers | bulk, rows a second | the engine alone | bulk / alone | bulk, ms of the processors a row "
         "| the engine alone | alone / bulk | of it the parent | forward pass, rows a second, one thread | ms a row |",

@@ -11,17 +11,16 @@ A gated network ``act(g) * u``, in ``g`` and ``u``:
 The last is what each factor gains along the straight way from 0 (Aumann and Shapley's values of two players), of which
 the slope through the origin is the case of one: half for a gate that is linear.
 
-An attention ``sum_j a_j v_j``, ``a = softmax(z)`` with ``z = q . k``, in ``v``, ``q`` and ``k``. What the logits gain
-for a softmax is ``W[z]``, a mean of the softmax's Jacobian ``J(s z)`` at some scales ``s`` of the logits, times ``z``:
+An attention ``sum_j a_j v_j``, ``a = softmax(z)`` with ``z = q . k``, in ``v``, ``q`` and ``k``, by a part of it that
+goes to the values and what the logits gain, ``W[z]``: the softmax's Jacobian ``J`` times ``z``, of which half goes to
+the query, by ``q`` with the keys constant, and half to the keys.
 
-    frozen     a v                                  all to the values: the rule of the engines
-    local      (a - W[z]) v  +  W[z] v,             W = J(z) / 2: half of the softmax's own gradient
+    parts      value a v  +  logits J(z)[z] v       (1, 0) is the rule of the engines, (1/2, 1/2) that of AttnLRP
+    local      (a - W[z]) v  +  W[z] v,             W = J(z) / 2
     path       the same with W = integral over t of 2 t^2 J(t^2 z): Aumann and Shapley's values of q, k and v
-    lrp        a v / 2  +  J(z)[z] v / 2            AttnLRP's: what the softmax has besides its gradient is left out
-    halved     a v / 2                              half of the values', and nothing by way of the logits
 
-Of ``W[z]`` half goes to the query, by ``q`` with the keys constant, and half to the keys. All but the last two are
-complete: the scores sum to what is explained.
+The last two are complete, as is (1, 0): the scores sum to what is explained. With other parts the rest of ``a v`` is
+left out, like a bias that no token has.
 """
 
 from __future__ import annotations
@@ -44,7 +43,9 @@ from decompx_fast.linearize.spec import AttentionSpec, Context, FeedForwardSpec,
 #: Of Gauss-Legendre quadrature, and where ``(act(g) - I(g)) / g`` is its limit, ``g act'(0) / 2``.
 NODES, SMALL = 8, 1e-3
 
-AttentionRule = Literal["frozen", "local", "path", "lrp", "halved"]
+#: The parts of the value and of the logits, or a rule that is complete.
+AttentionRule = tuple[float, float] | Literal["local", "path"]
+FROZEN, LRP = (1.0, 0.0), (0.5, 0.5)
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class Rules:
     """
 
     gate: float | Literal["path"] = 0.5
-    attention: AttentionRule = "frozen"
+    attention: AttentionRule = FROZEN
 
 
 def with_rules(rules: Rules) -> Scores:
@@ -106,29 +107,23 @@ def _attention(spec: AttentionSpec, u: Tensor, context: Context, rule: Attention
     key, value = (one.repeat_interleave(spec.heads // spec.kv_heads, dim=1) for one in (key, value))  # [b, h, j, v]
     weights = pattern.weights().detach()  # [b, h, i, j]
     by_logits = _by_logits(pattern, key, rule)
-    if by_logits is None:
-        mixed = (0.5 if rule == "halved" else 1.0) * weights @ value
-    else:
-        by_value = 0.5 * weights if rule == "lrp" else weights - by_logits.detach()
-        mixed = by_value @ value + by_logits @ value.detach()
+    by_value = weights - by_logits.detach() if isinstance(rule, str) else rule[0] * weights
+    mixed = by_value @ value + by_logits @ value.detach()
     mixed = mixed + (weights @ value - mixed).detach()  # what a rule leaves out is a constant of the true state
     return _linear(spec.out, mixed.transpose(1, 2).flatten(-2))
 
 
-def _by_logits(pattern: AttentionPattern, key: Tensor, rule: AttentionRule) -> Tensor | None:
-    """``W[z]``, ``[b, h, i, j]``, linear in the queries and the keys, of which each has half; ``None`` without it."""
-    nodes, parts = (one / 2 for one in np.polynomial.legendre.leggauss(NODES))
-    of_rule = {
-        "local": [(1.0, 0.5)],
-        "lrp": [(1.0, 0.5)],
-        "path": [((0.5 + t) ** 2, 2 * (0.5 + t) ** 2 * w) for t, w in zip(nodes, parts, strict=True)],
-    }
-    if rule not in of_rule:
-        return None
+def _by_logits(pattern: AttentionPattern, key: Tensor, rule: AttentionRule) -> Tensor:
+    """``W[z]``, ``[b, h, i, j]``, linear in the queries and the keys ``[b, h, j, v]``, of which each has half."""
+    if rule == "path":
+        nodes, parts = np.polynomial.legendre.leggauss(NODES)
+        at = [(((t + 1) / 2) ** 2, w * ((t + 1) / 2) ** 2) for t, w in zip(nodes, parts, strict=True)]
+    else:
+        at = [(1.0, 0.5 if isinstance(rule, str) else rule[1])]
     query, fixed = pattern.query, key.detach()
     logits = 0.5 * pattern.scale * (query @ fixed.transpose(-1, -2) + query.detach() @ key.transpose(-1, -2))
     total = torch.zeros_like(logits)
-    for scale, part in of_rule[rule]:
+    for scale, part in (one for one in at if one[1] > 0):
         weights = AttentionPattern(
             query.detach() * scale, pattern.key.detach(), pattern.scale, pattern.causal, pattern.window, pattern.bias
         ).weights()

@@ -18,6 +18,7 @@ import json
 import random
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -57,7 +58,7 @@ SOURCES = {
 #: Tokens of the output, and of a text as a whole, where it is cut; how many texts are explained together.
 OUTPUT, LENGTH = 4, 24
 TOGETHER = 8
-DEVELOPMENT = 128  # every other batch of so many
+DEVELOPMENT = 96  # every other batch of so many
 PERCENTS = (20, 50)
 SEED = 0
 
@@ -72,8 +73,24 @@ class Method(NamedTuple):
     on: Literal["all", "development", "few"] = "all"
 
 
-def tried(rules: Rules) -> Method:
-    return Method(with_rules(rules), on="development")
+def tried(score: Scores) -> Method:
+    return Method(score, on="development")
+
+
+def less_the_mean(score: Scores) -> Scores:
+    """The same of the outputs' logits less the mean over the vocabulary."""
+    return lambda model, said: score(model, replace(said, against="mean"))
+
+
+def without_first(score: Scores) -> Scores:
+    """The same but for the first token, which decoders attend where they have nothing to attend: it has 0."""
+
+    def scores(model: nn.Module, said: Said) -> torch.Tensor:
+        found = score(model, said).clone()
+        found[:, 0] = 0.0
+        return found
+
+    return scores
 
 
 METHODS = {
@@ -83,10 +100,16 @@ METHODS = {
     "gradient x input": Method(gradient_x_input),
     "attention rollout": Method(attention_rollout, signed=False),
     "random": Method(random_scores),
-    "gate path": tried(Rules(gate="path")),
-    "attention local": tried(Rules(attention="local")),
-    "attention path": tried(Rules(attention="path")),
-    "attention halved": tried(Rules(attention="halved")),
+    "gate path": tried(with_rules(Rules(gate="path"))),
+    "attention local": tried(with_rules(Rules(attention="local"))),
+    "attention path": tried(with_rules(Rules(attention="path"))),
+    "attention 1/2, 0": tried(with_rules(Rules(attention=(0.5, 0.0)))),
+    "attention 1/4, 0": tried(with_rules(Rules(attention=(0.25, 0.0)))),
+    "attention 1, 1/2": tried(with_rules(Rules(attention=(1.0, 0.5)))),
+    "DecompX, less the mean": tried(less_the_mean(decompx(gate="half"))),
+    "AttnLRP, less the mean": tried(less_the_mean(attn_lrp)),
+    "DecompX, first token 0": tried(without_first(decompx(gate="half"))),
+    "AttnLRP, first token 0": tried(without_first(attn_lrp)),
     "integrated gradients": Method(integrated_gradients, on="few"),
     "occlusion": Method(occlusion, on="few"),
 }

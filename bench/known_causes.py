@@ -75,8 +75,7 @@ METHODS: dict[str, Scores] = {
     DEFAULT: decompx(),
     NO_BIAS: decompx(bias="none"),
     "DecompX, gate value": decompx(gate="value"),
-    "attention local": with_rules(Rules(attention="local")),
-    "attention path": with_rules(Rules(attention="path")),
+    "attention 1/2, 0": with_rules(Rules(attention=(0.5, 0.0))),
     "AttnLRP": attn_lrp,
     "gradient x input": gradient_x_input,
     "integrated gradients": integrated_gradients,
@@ -160,7 +159,7 @@ def measure(case: Case, model: nn.Module) -> dict[str, Any]:
     """Each method on texts that were not trained on, of those that the model answers as the causes say.
 
     Returns:
-        ``accuracy``; ``causes`` ``[b, s]``; and ``scores`` by method, ``[b, i]``.
+        ``accuracy``; ``read``, where the answer is read; ``causes`` ``[b, s]``; and ``scores`` by method, ``[b, i]``.
     """
     batch = case.drawn(TEXTS, 1, 10**6 - 1)
     with torch.no_grad():
@@ -171,7 +170,12 @@ def measure(case: Case, model: nn.Module) -> dict[str, Any]:
     with frozen(model):
         methods = [name for name in METHODS if name not in WITHOUT[case.model]]
         scores = {name: METHODS[name](model, said).tolist() for name in methods}
-    return {"accuracy": right.double().mean().item(), "causes": batch.causes[texts, 0].tolist(), "scores": scores}
+    return {
+        "accuracy": right.double().mean().item(),
+        "read": int(batch.places[0]),
+        "causes": batch.causes[texts, 0].tolist(),
+        "scores": scores,
+    }
 
 
 def run(asked: Sequence[Case], work: Path, limit_s: float) -> dict[Case, dict[str, Any]]:
@@ -229,6 +233,14 @@ class Column:
         values = [shown_of(np.array(one["scores"][method]), np.array(one["causes"]))[which] for one in self.measured]
         return estimate(np.array([one.mean() for one in values]), resampled(values))
 
+    def at_question(self, method: str) -> float:
+        """The mean share of all magnitudes at the token that the answer is read at, which is the question."""
+        shares = []
+        for one in self.measured:
+            size = np.abs(np.array(one["scores"][method]))
+            shares += (size[:, one["read"]] / size.sum(1)).tolist()
+        return float(np.mean(shares))
+
     def between_rules(self) -> str:
         """How far scores without biases are from those with each bias shared."""
         gaps, correlations, same = [], [], []
@@ -266,29 +278,51 @@ def table(shown: Sequence[Column], cells: Sequence[str] | None = None) -> list[s
     for column, which in each:
         right = [one["accuracy"] for one in column.measured]
         first = which == (cells or column.cells)[0]
-        accuracies.append(f"{np.mean(right):.1%} (least {min(right):.1%})" if first else "")
-    return [*lines, f"| *accuracy of the models* | {' | '.join(accuracies)} |"]
+        accuracies.append(f"{np.mean(right):.1%} ({len(right)} of them, least {min(right):.1%})" if first else "")
+    lines.append(f"| *accuracy of the models* | {' | '.join(accuracies)} |")
+    return lines if cells else [*lines, "", leaders(shown)]
+
+
+def leaders(shown: Sequence[Column]) -> str:
+    """Which method has most of its mass on the causes, and whether it is told from DecompX's by the intervals."""
+    words = []
+    for column in shown:
+        found = {name: column.found(name, "mass") for name in METHODS if name in column.measured[0]["scores"]}
+        best = max(found, key=lambda name: found[name].mean)
+        apart = found[best].low > found[DEFAULT].high
+        words.append(
+            f"{column.title}: {best}" + ("" if apart or best == DEFAULT else " (its interval meets DecompX's)")
+        )
+    return f"The most mass on the causes: {'; '.join(words)}."
 
 
 def report(found: dict[Case, dict[str, Any]]) -> str:
-    seeds = 1 + max(case.seed for case in found)
     lines = [
         "# Causes that are known",
         "",
-        f"Small models (d = {D}, {LAYERS} layers, {seeds} of each, with seeds of their own) trained on tasks whose "
-        "answer is made from known tokens (`bench/cause_tasks.py`), by `bench/known_causes.py`, on "
-        f"{TEXTS} texts that they were not trained on (those that they answer rightly). *Mass*: the share of the "
+        f"Small models (d = {D}, {LAYERS} layers), each with a seed of its own, trained on tasks whose answer is made "
+        "from known tokens (`bench/cause_tasks.py`), by `bench/known_causes.py`. Each is asked for "
+        f"{TEXTS} texts that it was not trained on (those count that it answers rightly). *Mass*: the share of the "
         "causes in the sum of all scores' magnitudes, over all tokens that the model reads, the question among them. "
         "*First*: in how many texts a cause has the largest magnitude; *all first*, where there are two causes: in how "
         "many each of them has a larger magnitude than any other token. With 95 % intervals from a bootstrap of models "
         "and of texts. *Occlusion* makes the word embedding 0, since to take a token out moves all others. *Attention "
-        "local* and *path* are rules that no engine has (`bench/frozen_rules.py`).",
+        "1/2, 0* is DecompX with half of what values bring, a rule that no engine has (`bench/frozen_rules.py`).",
+        "",
+        "With attention weights frozen, DecompX follows what is carried to the answer: it sees a value that is copied, "
+        "and not what decides by attention alone that it is this one, as a key, or the other word of a pair does. "
+        "Methods that run the model on changed texts (occlusion, integrated gradients) see both.",
     ]
     for model in MODELS:
         shown = columns(found, model, None)
         if not shown:
             continue
         lines += ["", f"## {model}", "", *table(shown)]
+        shares = "; ".join(
+            f"{column.title} {' and '.join(f'{column.at_question(name):.0%}' for name in (DEFAULT, 'AttnLRP'))}"
+            for column in shown
+        )
+        lines += ["", f"Of the mass of DecompX and of AttnLRP there is at the question itself: {shares}."]
         if NO_BIAS not in WITHOUT[model]:
             words = "; ".join(column.between_rules() for column in shown)
             lines += ["", f"Without biases against biases shared by AbsDot (medians over the texts): {words}."]

@@ -3,6 +3,7 @@
     python bench/long_inputs.py modernbert --positions 8192 --layers 22
     python bench/long_inputs.py longformer --positions 2048 8192 --layers 12
     python bench/long_inputs.py sentences --positions 2048 --layers 22
+    python bench/long_inputs.py all      # these three, of all layers that the models have: a quarter of an hour
 
 ``modernbert`` and ``longformer`` ask the adjoint engine for one class under NoBias, beside a plain forward pass of the
 model; ``sentences`` asks the forward engine for full AbsDot with 100 sources on ModernBERT. Each length runs in a
@@ -57,6 +58,9 @@ def longformer(positions: int, layers: int) -> torch.nn.Module:
     )
     return LongformerForSequenceClassification(config)
 
+
+#: Positions and layers of ``all``.
+FULL = {"modernbert": (8192, 22), "longformer": (8192, 12), "sentences": (2048, 22)}
 
 MODELS = {"modernbert": modernbert, "longformer": longformer, "sentences": modernbert}
 
@@ -156,26 +160,37 @@ def markdown(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def run_apart(case: str, positions: int, layers: int, out: Path) -> None:
+    """Measure in a process of its own, and put the numbers in their place in the file."""
+    command = [sys.executable, __file__, case, "--positions", str(positions), "--layers", str(layers), "--one"]
+    new = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
+    same = ("case", "positions", "layers")
+    known = json.loads(out.read_text()) if out.is_file() else []
+    rows = [row for row in known if any(row[key] != new[key] for key in same)] + [new]
+    out.write_text(json.dumps(rows, indent=1) + "\n")
+    out.with_suffix(".md").write_text(markdown(rows))
+    print(json.dumps(new), flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("case", choices=list(MODELS))
-    parser.add_argument("--positions", type=int, nargs="+", required=True)
-    parser.add_argument("--layers", type=int, required=True)
+    parser.add_argument("case", choices=[*MODELS, "all"])
+    parser.add_argument("--positions", type=int, nargs="+", help="of each run; not for all")
+    parser.add_argument("--layers", type=int, help="of the model; not for all")
     parser.add_argument("--out", type=Path, default=RESULTS, help="the file of numbers")
     parser.add_argument("--one", action="store_true", help="measure in this process and print JSON")
     args = parser.parse_args()
+    if args.case == "all":
+        for case, (positions, layers) in FULL.items():
+            run_apart(case, positions, layers, args.out)
+        return
+    if args.positions is None or args.layers is None:
+        parser.error(f"{args.case} needs --positions and --layers")
     if args.one:
         print(json.dumps(measure(args.case, args.positions[0], args.layers)))
         return
-    rows = json.loads(args.out.read_text()) if args.out.is_file() else []
     for n in args.positions:
-        command = [sys.executable, __file__, args.case, "--positions", str(n), "--layers", str(args.layers), "--one"]
-        new = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
-        same = ("case", "positions", "layers")
-        rows = [row for row in rows if any(row[key] != new[key] for key in same)] + [new]
-        args.out.write_text(json.dumps(rows, indent=1) + "\n")
-        args.out.with_suffix(".md").write_text(markdown(rows))
-        print(json.dumps(new))
+        run_apart(args.case, n, args.layers, args.out)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .result.difference import difference
     from .result.explanation import Explanation
     from .result.failure import Failure
+    from .result.layer_plots import plot_components, plot_layers, plot_river
     from .result.pair import PairExplanation
     from .result.readback import read_json
     from .result.shap_values import to_shap
@@ -34,6 +35,9 @@ __all__ = [
     "Word",
     "__version__",
     "difference",
+    "plot_components",
+    "plot_layers",
+    "plot_river",
     "read_json",
     "to_shap",
 ]
@@ -50,6 +54,9 @@ __getattr__, __dir__ = lazily(
         "UnsupportedModelError": "errors",
         "Word": "request.tasks.places",
         "difference": "result.difference",
+        "plot_components": "result.layer_plots",
+        "plot_layers": "result.layer_plots",
+        "plot_river": "result.layer_plots",
         "read_json": "result.readback",
         "to_shap": "result.shap_values",
     },

@@ -12,6 +12,7 @@ import os
 import re
 import sys
 import warnings
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, get_args
 
 import click
@@ -19,7 +20,7 @@ import click
 from . import __version__
 from .commands.bulk import bulk
 from .commands.evaluate import evaluate
-from .commands.options import CHECKS, WORKSPACE
+from .commands.options import CHECKS, STORAGES, WORKSPACE, path_options
 from .commands.process import (
     OUTPUT_ERRORS,
     Ended,
@@ -29,11 +30,13 @@ from .commands.process import (
     pass_session,
     silence_output,
 )
+from .commands.ranks import all_processes, is_first, launched, own_device
+from .commands.serve import serve
 from .commands.similarity import similarity
 from .commands.summarize import summarize
 from .config import BiasRule, Variant
 from .errors import DecompXError, OptionError
-from .request.tables import FORMATS
+from .request.tables import FORMATS, STANDARD_INPUT
 
 if TYPE_CHECKING:
     from .explainer import DecompX
@@ -116,9 +119,12 @@ def cli() -> None:
     help="What a source is: token, word or sentence; of pictures patch, or ROWSxCOLUMNS of blocks. [default: token]",
 )
 @click.option("--workspace", "workspace_bytes", type=WORKSPACE, metavar="MIB", help="Memory beside the state, in MiB.")
+@click.option("--storage", type=click.Choice(STORAGES), help="Where the state is. [default: memory]")
+@click.option("--folder", metavar="DIR", help="Of --storage disk. [default: the system's for temporary files]")
 @click.option(
     "--check", type=click.Choice(CHECKS), help="'thorough' measures how wrong scores are. [default: standard]"
 )
+@path_options
 @click.option("--truncate", is_flag=True, help="Cut texts that are too long for the model, with a warning.")
 @click.option("--words", is_flag=True, help="Merge the tokens of each word.")
 @click.option("--html", metavar="OUT", help="Write a page that shows the explanations.")
@@ -167,8 +173,9 @@ def explain(
     next. The scores add up to the model's value. With --jsonl, what is done
     is kept however the run ends; the other files are complete, or beside their
     place as .partial. --task generate without --model is the embedded language
-    model.
+    model. Started by torchrun, its processes explain together.
     """
+    say: Callable[[str], object] = _say
     if not texts and file is None and not images and not sounds:
         raise click.UsageError("there is nothing to explain: give a TEXT, --file, --image or --audio FILE")
     if images and (texts or sounds or file is not None or model is None):
@@ -183,9 +190,16 @@ def explain(
     source = Source(texts or images or sounds, file, format_, columns, kind=kind)
     source.check()
     outputs, skip = Outputs.named(html, json_, jsonl, details=details), on_error == "skip"
-    outputs.check(file)
+    if launched() and file == STANDARD_INPUT:
+        raise click.UsageError("--file - is standard input, which only one of several processes can read: name a file")
+    if is_first():
+        outputs.check(file)
+    else:
+        outputs, quiet, say = Outputs(None, None, None), True, _say_nothing
     total = source.count(skip=skip)
-    explainer = _load(model, options.pop("device"), task)
+    device = own_device(options.pop("device"))
+    group = click.get_current_context().with_resource(all_processes(device))
+    explainer = _load(model, device, task, group)
     source.check_model(explainer)
     wanted = {name: value for name, value in options.items() if value is not None}
     if "sources" in wanted:
@@ -198,7 +212,7 @@ def explain(
     wanted["targets"] = [_class(target, explainer.labels) for target in targets] or None
     results = explain_all(explainer, source, skip=skip, words=words, options=wanted, phrase=_in_options)
     show = not quiet and not outputs.to_screen
-    run(results, outputs, show=show, say=_say, keep=session.keep, total=total)
+    run(results, outputs, show=show, say=say, keep=session.keep, total=total)
 
 
 @cli.command()
@@ -209,8 +223,11 @@ def explain(
 @click.option("--bias", type=click.Choice(get_args(BiasRule)), help="How biases are shared. [default: absdot]")
 @click.option("--engine", metavar="ENGINE", help="forward or adjoint. [default: the one that would be taken]")
 @click.option("--workspace", "workspace_bytes", type=WORKSPACE, metavar="MIB", help="Memory beside the state, in MiB.")
+@click.option("--storage", type=click.Choice(STORAGES), help="Where the state is. [default: memory]")
+@click.option("--folder", metavar="DIR", help="Of --storage disk. [default: the system's for temporary files]")
 @click.option("--dtype", metavar="DTYPE", help="Precision of the decomposition, such as bfloat16.")
 @click.option("--device", metavar="DEVICE", help="Where to compute, such as cuda. [default: cpu]")
+@click.option("--ranks", type=click.IntRange(min=1), metavar="R", help="Processes that share the work. [default: 1]")
 @click.option("--path", metavar="PATH", help="direct or operator. [default: the one with fewer operations]")
 def plan(model: str | None, tokens: int, device: str | None, **options: Any) -> None:
     """Print what an explanation of N tokens needs: memory, operations, path, and what to do if it does not fit.
@@ -234,18 +251,21 @@ def doctor() -> None:
 
 cli.add_command(bulk)
 cli.add_command(evaluate)
+cli.add_command(serve)
 cli.add_command(similarity)
 cli.add_command(summarize)
 
 
-def _load(model: str | None, device: str | None, task: str | None = None) -> DecompX:
+def _load(model: str | None, device: str | None, task: str | None = None, group: Any = None) -> DecompX:
     from .explainer import DecompX
 
     if model is None and task in ("generate", "text-generation", "causal-lm"):
-        return DecompX.demo_lm(device=device)
+        return DecompX.demo_lm(device=device, group=group)
     if model is None and task is not None:
         raise click.UsageError("--task says which head of a model to load: name the model by --model PATH")
-    return DecompX.demo(device=device) if model is None else DecompX.from_pretrained(model, device=device, task=task)
+    if model is None:
+        return DecompX.demo(device=device, group=group)
+    return DecompX.from_pretrained(model, device=device, task=task, group=group)
 
 
 def _class(target: str, labels: tuple[str, ...]) -> str | int:
@@ -314,6 +334,10 @@ def _in_options(message: str) -> str:
 def _show_warning(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
     if issubclass(category, UserWarning):
         _say(f"warning: {_in_options(str(message))}")
+
+
+def _say_nothing(message: str) -> None:
+    """Another process says it."""
 
 
 def _say(message: str) -> None:

@@ -51,6 +51,9 @@ class DecompX(ExplainedModel):
             0.5 GiB.
         pooling: of a model without a head (``BertModel``), for :meth:`similarity`: ``"mean"``, ``"cls"`` or
             ``"lasttoken"``. A ``SentenceTransformer`` or a ``CrossEncoder`` says all by itself.
+        group: a process group of ``torch.distributed`` (``torch.distributed.group.WORLD``), each process of which has
+            this model and calls the same methods with the same arguments: a text is divided by its sources, several
+            short texts are divided among the processes, and all get all results. An error of one is raised in all.
         task: of a model of two heads (``BertForPreTraining``), which is explained: ``"fill-mask"`` or
             ``"next-sentence-prediction"``. For :meth:`from_pretrained` see there.
         **options: single options of :class:`DecompXConfig`, such as ``bias="none"``.
@@ -185,7 +188,8 @@ class DecompX(ExplainedModel):
                 token. ``at`` then names tokens of the output by number, from 0. Of an encoder-decoder, what it writes.
             generate: let the model write what follows: so many tokens at most, the likeliest each time, or a
                 ``transformers.GenerationConfig``.
-            seed: of a configuration that samples; ``None`` draws one. It is kept as ``metadata["seed"]``.
+            seed: of a configuration that samples; ``None`` draws one. Of the tokens that ``steps`` draws; ``None``: 0.
+                It is kept as ``metadata["seed"]``.
             contrast: ``"mean"``: each column less the mean of the vocabulary, which has nothing to do with the output.
             answer: ``"tokens"``, ``"sum"``: one column, the sum over the output; or ``"both"``.
             max_answer_tokens: of question answering; ``None``: 15.
@@ -209,8 +213,8 @@ class DecompX(ExplainedModel):
             batch_size: as for :class:`DecompX`.
             engine: as for :class:`DecompX`.
             dtype: as for :class:`DecompX`.
-            path, backend, workspace_bytes: how the forward engine computes; see
-                :func:`decompx_fast.engines.forward.run.attribute`.
+            path, backend, workspace_bytes, storage, folder: how the forward engine computes, and where its state is;
+                see :func:`decompx_fast.engines.forward.run.attribute`.
             positions: target positions (negative ones count from the end) whose vectors after the last layer are kept
                 as ``stages["rows"]``, ``[r, k]`` norms or, with ``stage_output="vector"``, ``[r, k, d]``.
             check: ``"standard"`` warns (:class:`decompx_fast.errors.PrecisionWarning`), for next to nothing, where the
@@ -219,6 +223,15 @@ class DecompX(ExplainedModel):
             progress: show a bar on standard error; ``None``: where that is a terminal and there are several batches.
             read_ahead: so many inputs are read ahead, whatever ``batch_size`` is: the more, the more of them are
                 equally long.
+            steps: average over texts of which ever more tokens are gone, so that scores hold for what is left, too: so
+                many versions along a path that the most important tokens leave first, one path for each column (name
+                the ``targets`` that you want), and as many with random sets of tokens
+                (:mod:`decompx_fast.engines.path`). Versions are explained without biases (two passes of the model),
+                unless the rule is linear in the inputs. The scores add up to the model's value less
+                ``baseline_logits``, and special tokens, which are never gone, have 0; ``metadata`` has the standard
+                error.
+            baseline: what becomes of tokens that are gone: ``"mask"`` (if ``None``) or ``"pad"``, that token takes
+                their place; ``"remove"``, the others close up.
             **options: single options of :class:`DecompXConfig`.
         """
         return start(self, texts, arguments)[0]
@@ -247,6 +260,8 @@ class DecompX(ExplainedModel):
         path: str = "auto",
         backend: str = "auto",
         workspace_bytes: int | None = None,
+        storage: str = "memory",
+        folder: str | None = None,
         **options: Any,
     ) -> PairExplanation | Explanations[PairExplanation]:
         """What each pair of sources adds to the similarity of two texts, or of a text and a picture (CLIP, SigLIP).
@@ -266,7 +281,7 @@ class DecompX(ExplainedModel):
             sources, truncate, engine, dtype: as for :meth:`explain_iter`; units are those of texts, and blocks or
                 groups those of the picture. With ``engine="auto"`` the vectors come from the engine that has them at
                 less cost.
-            path, backend, workspace_bytes: as for :meth:`explain_iter`.
+            path, backend, workspace_bytes, storage, folder: as for :meth:`explain_iter`.
             **options: single options of :class:`DecompXConfig`. ``bias="bias_token"`` has a row and a column more.
 
         Returns:
@@ -284,7 +299,7 @@ class DecompX(ExplainedModel):
             config=self.config.replace(**options),
             engine=self.engine if engine is None else engine,
             dtype=self.dtype if dtype is None else check_dtype(dtype),
-            execution=Execution(path, backend, workspace_bytes),
+            execution=Execution(path, backend, workspace_bytes, self.exchange, storage, folder),
             measure=measure,
             side=side,
             sources=sources,
@@ -304,6 +319,9 @@ class DecompX(ExplainedModel):
         path: str = "auto",
         backend: str = "auto",
         workspace_bytes: int | None = None,
+        storage: str = "memory",
+        folder: str | None = None,
+        ranks: int | None = None,
         **options: Any,
     ) -> Plan | AdjointPlan:
         """What an explanation of inputs of some length needs, before anything is allocated.
@@ -320,7 +338,10 @@ class DecompX(ExplainedModel):
             engine, targets: as for :meth:`explain_iter`. With ``auto``, the plan is of the engine that would be taken;
                 the reference engine has none, so then it is of the forward engine, the only other that could answer.
             dtype: as for :class:`DecompX`.
-            path, backend, workspace_bytes: as for :func:`decompx_fast.engines.forward.run.attribute`.
+            path, backend, workspace_bytes, storage, folder: as for
+                :func:`decompx_fast.engines.forward.run.attribute`.
+            ranks: among how many processes the sources of the forward engine are divided, each on a device or a machine
+                of its own; ``None``: those of the group.
             **options: single options of :class:`DecompXConfig`.
 
         Returns:
@@ -338,6 +359,7 @@ class DecompX(ExplainedModel):
             engine=self.engine if engine is None else engine,
             targets=targets,
             dtype=check_dtype(dtype) or self.dtype,
-            execution=Execution(path, backend, workspace_bytes),
+            execution=Execution(path, backend, workspace_bytes, None, storage, folder),
+            ranks=self.ranks if ranks is None else ranks,
             config=self.config.replace(**options),
         )

@@ -76,7 +76,8 @@ def model_of(
     name = prefix + (WRITING.get(prefix, "ForConditionalGeneration") if head is None else head)
     own = {"num_labels": 2} if name.endswith("QuestionAnswering") else {}
     config = getattr(transformers, f"{prefix}Config")(**(COMMON | options | own | more))
-    model = getattr(transformers, name)._from_config(config).to(dtype)
+    plain = {"attn_implementation": "eager"} if prefix == "UMT5" else {}  # refused otherwise in some versions
+    model = getattr(transformers, name)._from_config(config, **plain).to(dtype)
     models.randomized(model, seed)
     for path, buffer in model.named_buffers():
         if path.endswith("final_logits_bias"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 from collections.abc import Sequence
 from functools import cache
 from importlib.util import find_spec
@@ -12,6 +14,7 @@ import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer
 
+from decompx_fast.result import templating
 from decompx_fast.result.explanation import Explanation
 
 LABELS = ("NEGATIVE", "POSITIVE")
@@ -63,6 +66,15 @@ def unigram() -> Tokenizer:
     tokenizer = Tokenizer(models.Unigram([(piece, -1.0) for piece in pieces], 0))
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
     return tokenizer
+
+
+def without_script(page: str) -> str:
+    """A page without its one script, which must be ours, whole, and the only one that the page's policy allows."""
+    script = (Path(templating.__file__).parent / "templates" / "page.js").read_text(encoding="utf-8")
+    assert page.count(f"<script>{script}</script>") == 1
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'" in page
+    return page.replace(f"<script>{script}</script>", "")
 
 
 def sample(

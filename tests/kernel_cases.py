@@ -129,7 +129,7 @@ def activation(shape, dtype, rule, has_bias, has_intercept) -> Call:
     intercept = random(b, i, f, dtype=dtype, seed=7) if has_intercept else None
     a = random_state(*shape, dtype=dtype)
     if rule == "dot":  # signed shares whose sum almost cancels magnify every rounding
-        a = ((a != 0).any(-1, keepdim=True) * random(*shape[:3], 1, low=0.5)).expand(shape).to(dtype)
+        a = ((a != 0).any(-1, keepdim=True) * random(*shape[:3], 1, low=0.5)).expand(shape).to(dtype).contiguous()
         bias, intercept = (None if t is None else t.abs() for t in (bias, intercept))
     options = {"intercept": intercept, "rule": rule}
     return a, (slope, bias), options, formulas.activation(a, slope, bias, **options)

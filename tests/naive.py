@@ -281,19 +281,25 @@ class Naive:
 
     def head(self, x: Array, head: Head) -> Array:
         """Scores ``[k, c]``."""
-        u = sum(x[position] for position in head.positions) / len(head.positions)
+        if head.reading.averaged:
+            return sum(self._through(u, head, row) for row, u in enumerate(x)) / len(x)
+        return self._through(sum(x[position] for position in head.positions) / len(head.positions), head, 0)
+
+    def _through(self, u: Array, head: Head, row: int) -> Array:
+        """The parts ``[k, d]`` of one row that the head reads, through its steps."""
         for step in head.steps:
             if step.weight is not None:
                 u = add_bias(u @ array(step.weight), array(step.bias), self.config.bias)
             if step.activation is not None:
                 kind = self.config.tanh if step.activation.startswith(("tanh", "softcap")) else self.config.activation
-                zeta = array(step.preactivation, row=True)[0]
+                zeta = array(step.preactivation, row=True)[row]
                 slope, intercept = slope_and_intercept(step.activation, zeta, kind)
                 u = add_bias(u * slope, intercept if kind == "linear" else None, self.config.bias)
             if step.norm is not None:
                 centred = u - u.mean(-1, keepdims=True) if step.norm.centre else u
                 gain = 1 if step.norm.weight is None else array(step.norm.weight)
-                u = add_bias(centred / array(step.norm.std, row=True) * gain, array(step.norm.bias), self.config.bias)
+                std = array(step.norm.std, row=True)[row]
+                u = add_bias(centred / std * gain, array(step.norm.bias), self.config.bias)
         return u
 
 

@@ -6,6 +6,7 @@ It shares nothing with the package but the options; weights, scales, norms and w
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -62,13 +63,23 @@ def attention(state: State, module: nn.Module, out: nn.Linear, bias: Array | Non
     return State(np.stack([add_bias(row, total, rule) for row in u]), x + np.zeros((n, 1)) + total)
 
 
-def network(state: State, module: nn.Module, kind: str, scale, rule: str) -> State:
+def gated(module: nn.Module) -> tuple:
+    """The maps of gates, of values, and back; some versions of transformers keep the first two as one."""
     if hasattr(module, "gate_proj"):
-        gate, value = affine(state, module.gate_proj, rule), affine(state, module.up_proj, rule)
+        return module.gate_proj, module.up_proj, module.down_proj
+    weights, biases = module.weights_in.weight.chunk(2), module.weights_in.bias.chunk(2)
+    halves = [SimpleNamespace(weight=weight, bias=bias) for weight, bias in zip(weights, biases, strict=True)]
+    return *halves, module.weights_out
+
+
+def network(state: State, module: nn.Module, kind: str, scale, rule: str) -> State:
+    if hasattr(module, "gate_proj") or hasattr(module, "weights_in"):
+        first, second, out = gated(module)
+        gate, value = affine(state, first, rule), affine(state, second, rule)
         slope = 1 / (1 + np.exp(-gate.x))
         by_value, by_gate = value.u * (gate.x * slope)[:, None], gate.u * (slope * value.x)[:, None]
         halves = State(0.5 * by_value + 0.5 * by_gate, value.x * gate.x * slope)
-        return affine(halves, module.down_proj, rule, scale)
+        return affine(halves, out, rule, scale)
     kind = ACTIVATION_NAMES.get(kind, kind)
     first, second = (module.intermediate, module.output) if hasattr(module, "intermediate") else (module, module)
     first, second = (getattr(part, name, None) or part.dense for part, name in ((first, "fc1"), (second, "fc2")))
@@ -81,6 +92,8 @@ def parts_of(layer: nn.Module) -> tuple:
     """Norms, attention, its output's map and the scales, by whatever names."""
     if hasattr(layer, "layer_scale1"):
         scales = array(layer.layer_scale1.lambda1), array(layer.layer_scale2.lambda1)
+        if hasattr(layer.attention, "attention"):
+            return layer.norm1, layer.norm2, layer.attention.attention, layer.attention.output.dense, scales
         return layer.norm1, layer.norm2, layer.attention, layer.attention.o_proj, scales
     if hasattr(layer, "self_attn"):
         return layer.layer_norm1, layer.layer_norm2, layer.self_attn, layer.self_attn.out_proj, (1.0, 1.0)

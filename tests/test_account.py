@@ -86,4 +86,4 @@ def test_parts_always_add_up_to_the_value() -> None:
     explanation = simple([[1.0, 2.0]], bias_token=torch.tensor([0.5, 0.25]), target_logits=torch.tensor([9.0, 8.0]))
     for column in range(2):
         found = account(explanation, column)
-        assert found.sources + found.bias_token + found.remainder == found.value
+        assert found.sources + found.apart + found.remainder == found.value

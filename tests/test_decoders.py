@@ -90,7 +90,11 @@ LANGUAGE_MODELS = {
 }
 
 #: Cases whose model takes some steps in float32 whatever its dtype: it can be compared with no more closely.
-IN_FLOAT32 = dict.fromkeys(["gpt_neo", "bloom", "bloom_normed_residual", "mpt"], 1e-5)
+IN_FLOAT32 = dict.fromkeys(
+    ["gpt_neo", "bloom", "bloom_normed_residual", "mpt"]
+    + ([] if transformers.GPTJModel._supports_sdpa else ["gptj", "codegen"]),
+    1e-5,
+)
 
 
 def classifier(

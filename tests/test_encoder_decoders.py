@@ -17,6 +17,7 @@ from decompx_fast.engines.adjoint import run as adjoint
 from decompx_fast.engines.choose import cheaper_engine, choose_engine
 from decompx_fast.engines.forward import run as forward
 from decompx_fast.engines.forward.plan import plan
+from decompx_fast.engines.forward.propagation import Propagation
 from decompx_fast.engines.shape import ModelShape
 from decompx_fast.engines.terms import Terms
 from decompx_fast.errors import InputError, OptionError
@@ -59,7 +60,8 @@ def test_engines_agree_and_scores_sum_to_the_models_logits(case, rule, record):
 @pytest.mark.parametrize("case", T5_LIKE)
 def test_states_are_scaled_before_the_head_where_the_model_does_it(case, scales):
     model = model_of(case)
-    model.config.scale_decoder_outputs = scales  # mT5 looks at nothing of the kind
+    # mT5 looks at nothing of the kind, and UMT5 of some versions at the second
+    model.config.scale_decoder_outputs = model.config.tie_word_embeddings = scales
     logits = model(**inputs()).logits
     expected = logits[torch.arange(2)[:, None], TERMS.positions - READ, TERMS.outputs]
     found = reference.attribute(linearize(model, inputs()), DecompXConfig(), terms=TERMS).scores.sum(1)
@@ -218,6 +220,40 @@ def test_small_blocks_and_groups_of_tokens_change_nothing(case, room):
         linearize(model, inputs()), config, sources=groups, terms=TERMS, workspace_bytes=room
     ).scores
     assert far(found, expected) <= ROUNDING
+
+
+@pytest.mark.parametrize("case", ["flan_t5", "bart"])
+def test_an_encoder_carries_no_sources_of_the_decoder(monkeypatch, case):
+    """They are zero there: so many as its tokens belong to, and the bias token; in the decoder all."""
+    model, carried, apply = model_of(case), [], Propagation.apply
+
+    def noted(self, layer):
+        carried.append(self.x.shape[2])
+        apply(self, layer)
+
+    monkeypatch.setattr(Propagation, "apply", noted)
+    groups = torch.tensor([[0, 0, 1, 1, 1, 1, 2, 2, 3, 4, 5], [0, 0, 0, 0, 0, 1, 1, 4, 3, 2, 5]])
+    rules = {"absdot": (READ, 0), "bias_token": (READ + 1, 1), "equal": (READ + 4, 0)}
+    for rule, (own, token) in rules.items():
+        for sources, encoders, every in ((None, own, READ + 4 + token), (groups, 3 + token, 6 + token)):
+            config = DecompXConfig(bias=rule)
+            if rule == "equal" and sources is not None:
+                encoders = every
+            carried.clear()
+            found = forward.attribute(linearize(model, inputs()), config, sources=sources, terms=TERMS)
+            assert carried[0] == carried[1] == encoders and carried[-1] == every
+            expected = reference.attribute(linearize(model, inputs()), config, sources=sources, terms=TERMS)
+            assert far(found.scores, expected.scores) <= ROUNDING
+
+
+def test_a_token_without_a_vector_shares_a_bias_among_all_sources():
+    model = model_of("mbart")  # of which a norm comes before each attention
+    linearization = linearize(model, inputs())
+    embedding = linearization.embedding.clone()
+    embedding[:, 2] = 0
+    expected = reference.attribute(linearization.again(embedding), DecompXConfig(), terms=TERMS)
+    found = forward.attribute(linearization.again(embedding), DecompXConfig(), terms=TERMS)
+    assert far(found.scores, expected.scores) <= ROUNDING
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -50,7 +50,7 @@ MOBILEBERT = {"intra_bottleneck_size": 16, "embedding_size": 10, "num_feedforwar
 XLM = {"pad_index": 1, "bos_index": 0, "eos_index": 2}
 
 #: Of each class in transformers, less its prefix: options beside :data:`COMMON`.
-CASES: dict[str, tuple[str, dict]] = {
+ALL_CASES: dict[str, tuple[str, dict]] = {
     "bert": ("Bert", {}),
     "roberta": ("Roberta", {}),
     "xlm_roberta": ("XLMRoberta", {}),
@@ -119,11 +119,17 @@ CASES: dict[str, tuple[str, dict]] = {
         "EuroBert",
         {"classifier_pooling": "mean", "attention_bias": True, "mlp_bias": True, "hidden_act": "gelu"},
     ),
+    "eurobert_late": ("EuroBert", {"num_key_value_heads": 4, "mlp_bias": True}),  # its default
 }
+
+#: Those that there are in this version of transformers.
+CASES = {case: (name, options) for case, (name, options) in ALL_CASES.items() if hasattr(transformers, f"{name}Config")}
+
 #: Cases whose model takes some steps in float32 whatever its dtype: it can be compared with no more closely.
 IN_FLOAT32 = dict.fromkeys(
-    ["eurobert", "eurobert_mean", "deberta_v1", "deberta_v1_one_way", "deberta_v1_absolute"]
-    + ["xlm", "xlm_causal", "flaubert", "longformer", "longformer_wide"],
+    ["eurobert", "eurobert_mean", "eurobert_late", "deberta_v1", "deberta_v1_one_way", "deberta_v1_absolute"]
+    + ["xlm", "xlm_causal", "flaubert", "longformer", "longformer_wide"]
+    + ([] if transformers.LayoutLMModel._supports_sdpa else ["layoutlm"]),
     1e-5,
 )
 
@@ -147,7 +153,7 @@ def inputs(case: str, batch: int = 2, tokens: int = 11) -> dict[str, torch.Tenso
 
 
 def test_every_architecture_has_a_case():
-    text = (CASES, test_decoders.CASES, llama_like.CASES, encoder_decoders.CASES)
+    text = (ALL_CASES, test_decoders.CASES, llama_like.CASES, encoder_decoders.CASES)
     covered = {f"{name}ForSequenceClassification" for cases in text for name, _ in cases.values()}
     covered |= {name for name, _ in sound_models.CASES.values()}
     classifiers = {name for name in supported_architectures() if name.endswith("ForSequenceClassification")}
@@ -167,7 +173,7 @@ def test_engines_and_a_second_decomposition_agree(case, rule, record):
         is_decomposition(scores, expected[item], rule, size)
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.endswith("_mean")])
+@pytest.mark.parametrize("case", [case for case in CASES if case.endswith(("_mean", "_late"))])
 @pytest.mark.parametrize("split", [*RULES[:1], "abssim", "norm", "equal", "cls"])
 def test_collected_biases_are_shared_where_a_head_reads_a_mean(case, split):
     model, config = classifier(case), DecompXConfig(bias="bias_token", bias_token_split=split)
@@ -179,7 +185,7 @@ def test_collected_biases_are_shared_where_a_head_reads_a_mean(case, split):
         assert (result.scores - results[0].scores).abs().max() <= ROUNDING * results[0].scores.abs().max()
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.endswith("_mean")])
+@pytest.mark.parametrize("case", [case for case in CASES if case.endswith(("_mean", "_late"))])
 @pytest.mark.parametrize("engine", [reference, forward])
 def test_without_the_head_the_norms_are_those_of_the_mean(case, engine):
     """Not the mean of the norms: what is told is how long the part of each source is in what the head would read."""

@@ -37,7 +37,7 @@ def test_shares_are_the_rules_of_the_engines(said, share, gate, against):
     "rules",
     [Rules(0.0), Rules(0.3), Rules("path"), Rules(attention="local"), Rules("path", "path")],
 )
-def test_every_rule_but_two_is_complete(said, rules):
+def test_what_leaves_nothing_out_is_complete(said, rules):
     model = llama()
     with torch.no_grad():
         value = said.value(attributions.logits_of(model, 3, input_ids=said.fed))
@@ -47,7 +47,7 @@ def test_every_rule_but_two_is_complete(said, rules):
 def test_attn_lrp_is_the_rule_of_that_name(said):
     model = llama()
     expected = attributions.attn_lrp(model, said)
-    assert (frozen_rules.with_rules(Rules(attention="lrp"))(model, said) - expected).abs().max() < EXACT
+    assert (frozen_rules.with_rules(Rules(attention=frozen_rules.LRP))(model, said) - expected).abs().max() < EXACT
 
 
 def test_aumann_and_shapley_of_an_attention_are_its_integrated_gradients():

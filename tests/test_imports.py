@@ -67,6 +67,7 @@ MAY_IMPORT = {
         "calls.precision",
         *BELOW_EXPLAINER,
     },
+    "calls.path_job": {"calls.compiling", "calls.composing", "calls.job", *BELOW_EXPLAINER},
     "calls.call": {
         "calls.asking",
         "calls.checks",
@@ -74,6 +75,7 @@ MAY_IMPORT = {
         "calls.continuing",
         "calls.explained_model",
         "calls.job",
+        "calls.path_job",
         "calls.windowing",
         *BELOW_EXPLAINER,
     },
@@ -94,13 +96,17 @@ MAY_IMPORT = {
     "interop": {"explainer", *BASE},
     "summarize": {"summarize", "result", *BASE},
     "folder": {"result.file", *BASE},
-    "bulk": {"bulk", "explainer", "folder", *BELOW_EXPLAINER},
-    "evaluation": {"evaluation", "lazily", "folder", "explainer", *BELOW_EXPLAINER},
+    "processes": set(),
+    "bulk": {"bulk", "explainer", "folder", "processes", *BELOW_EXPLAINER},
+    "evaluation": {"evaluation", "lazily", "folder", "explainer", "processes", *BELOW_EXPLAINER},
+    "serve": {"serve", "explainer", "processes", *BELOW_EXPLAINER},
+    "commands.serve": {"serve", "commands.process", *BASE},
     "doctor": {"ops", *BASE},
     "commands.outputs": {"result", *BASE},
     "commands.explain": {"explainer", "commands.outputs", *BELOW_EXPLAINER},
     "__main__": {"cli"},
     "commands.process": set(),
+    "commands.ranks": set(),
     "commands.values": {"request.tasks.places"},
     "commands.evaluate": {"commands.process", "evaluation"},
     "commands.similarity": {"explainer", "commands.outputs", "commands.explain", "commands.values", *BELOW_EXPLAINER},
@@ -115,7 +121,9 @@ MAY_IMPORT = {
         "commands.explain",
         "commands.evaluate",
         "commands.process",
+        "commands.ranks",
         "commands.options",
+        "commands.serve",
         "commands.similarity",
         "commands.summarize",
         "commands.values",
@@ -283,6 +291,12 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
     loaded = loaded_after("import decompx_fast\ndir(decompx_fast)\ndecompx_fast.__version__")
     assert PACKAGE in loaded
     assert not loaded & {"torch", "triton", "transformers", "numpy"}
+
+
+def test_a_service_listens_without_what_its_processes_load() -> None:
+    loaded = loaded_after("import decompx_fast.serve.run, decompx_fast.commands.serve")
+    assert "fastapi" in loaded
+    assert not loaded & {"torch", "triton", "transformers"}
 
 
 @pytest.mark.slow

@@ -122,3 +122,17 @@ def test_a_run_goes_on_from_what_is_in_its_folder(tmp_path, monkeypatch):
     assert list(known_causes.run(asked, tmp_path, 60.0)) == asked
     assert list(known_causes.run(known_causes.cases(["BERT"], 1)[:3], tmp_path, -1.0)) == asked  # no time for a third
     assert begun == [case.name for case in asked]
+
+
+def test_a_table_names_the_method_with_most_on_the_causes():
+    """One at which half of the mass is at the cause, another with three quarters."""
+    case = known_causes.cases(["BERT"], 1)[0]
+    scores = {"DecompX": [[1.0, -1.0]] * 9, "DecompX, no bias": [[1.0, -1.0]] * 9, "AttnLRP": [[1.0, -3.0]] * 9}
+    measured = {"accuracy": 0.995, "read": 0, "causes": [[1]] * 9, "scores": scores}
+    lines = known_causes.report({case: measured}).split("\n")
+    assert "| method | copy: mass | copy: first |" in lines
+    assert "| AttnLRP | 75% [75%, 75%] | 100% [100%, 100%] |" in lines
+    assert "The most mass on the causes: copy: AttnLRP." in lines
+    assert "Of the mass of DecompX and of AttnLRP there is at the question itself: copy 50% and 25%." in lines
+    (entry,) = known_causes.summary({case: measured})
+    assert entry["methods"]["AttnLRP"]["mass"] == {"mean": 0.75, "low": 0.75, "high": 0.75}

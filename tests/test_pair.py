@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from explanation_samples import byte_level, wordpiece
+from explanation_samples import byte_level, without_script, wordpiece
 from refusals import refuses
 from rich.console import Console
 from test_render_html import ATTACK, Reader
@@ -181,7 +181,7 @@ def test_html_escapes_everything_and_needs_no_script():
     found = pair(ATTACK, "</style><script>1</script>", metadata={"<i>": "<img src=x>"}, options={"bias": "<b>"})
     for html in (
         found.to_html(),
-        found.to_html(full=True),
+        without_script(found.to_html(full=True)),
         found.words()._repr_html_(),
         Explanations([found])._repr_html_(),
     ):

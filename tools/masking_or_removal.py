@@ -16,7 +16,6 @@ both ways of taking tokens away, the mean drop of the predicted class's probabil
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -37,6 +36,7 @@ from decompx_fast.evaluation.methods.logits import class_logit, evaluation_mode,
 from decompx_fast.evaluation.metrics import LEVELS
 from decompx_fast.optional import import_optional
 from decompx_fast.request.encoded import Encoded
+from decompx_fast.request.versions import version
 
 TEXTS = 528
 Way = Literal["mask", "remove"]
@@ -92,17 +92,7 @@ def without(encoded: Encoded, places: Sequence[int], way: Way, mask: int) -> Enc
     """The text with the tokens at these places masked or taken out."""
     gone = torch.zeros(len(encoded), dtype=torch.bool)
     gone[list(places)] = True
-    if way == "mask":
-        ids = encoded.inputs["input_ids"].masked_fill(gone, mask)
-        return dataclasses.replace(encoded, inputs={**encoded.inputs, "input_ids": ids})
-    left = [place for place in range(len(encoded)) if not gone[place]]
-    return Encoded(
-        {name: values[~gone] for name, values in encoded.inputs.items()},
-        tuple(encoded.tokens[place] for place in left),
-        tuple(encoded.spans[place] for place in left),
-        tuple(encoded.special[place] for place in left),
-        (),
-    )
+    return version(encoded, gone, mask if way == "mask" else None)
 
 
 class Comparison:

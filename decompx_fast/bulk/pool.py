@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import pickle
-import signal
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
-from multiprocessing.connection import Connection
 from multiprocessing.connection import wait as wait_for
-from multiprocessing.context import SpawnProcess
 from typing import Any
 
 import torch
 
 from .. import errors
 from ..errors import DecompXError, OptionError
+from ..processes import Child
 from .units import Unit
 from .worker import Task, Worker, serve
 
@@ -46,24 +42,18 @@ class Done:
     errors: int
 
 
-class _Member:
+class _Member(Child):
     """A process, and what it is doing."""
 
     def __init__(self, task: Task, number: int) -> None:
-        context = multiprocessing.get_context("spawn")
-        connection, other = context.Pipe()
-        self.number = number
-        self.connection: Connection = connection
-        self.process: SpawnProcess = context.Process(target=serve, args=(other, task, number), daemon=True)
         try:
-            with _interrupts_blocked():
-                self.process.start()
+            super().__init__(serve, task, number)
         except (pickle.PicklingError, AttributeError, TypeError, NotImplementedError) as error:
             raise OptionError(
                 f"model={type(task.model).__name__} cannot be handed to other processes ({error}): name its folder, or "
                 "use workers=0"
             ) from error
-        other.close()  # so that the end of the process is the end of the connection
+        self.number = number
         self.ready = False
         self.unit: Unit | None = None
         self.row: int | None = None  # that it says it is at
@@ -74,31 +64,6 @@ class _Member:
             self.connection.send(unit)
         except OSError:
             pass  # it has ended, which is seen when it is asked
-
-    def ending(self) -> str:
-        """How it ended."""
-        self.process.join(10)
-        code = self.process.exitcode
-        return f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
-
-    def end(self) -> None:
-        """Kill it: it may be in the middle of a long computation."""
-        self.process.kill()
-        self.process.join()
-        self.connection.close()
-
-
-@contextmanager
-def _interrupts_blocked() -> Iterator[None]:
-    """A process that is begun here is deaf to Ctrl-C from its first instruction on, and says nothing of it."""
-    if not hasattr(signal, "pthread_sigmask"):  # on Windows
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class Pool:

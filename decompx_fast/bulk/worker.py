@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
-import re
-import signal
-import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from multiprocessing import parent_process
 from multiprocessing.connection import Connection
-from multiprocessing.connection import wait as wait_for
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +19,8 @@ from ..errors import DecompXError, InputError, OptionError
 from ..explainer import DecompX
 from ..linearize.architectures import unwrap
 from ..models.digest import model_sha256
+from ..processes import begin_as_child
+from ..request.naming import name_inputs
 from ..result.explanation import Explanation
 from ..result.failure import OF_AN_INPUT, Failure
 from .parts import Parts, Record, record_of
@@ -206,7 +203,7 @@ class Worker:
 
         def show(message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
             if issubclass(category, UserWarning):
-                tell("warning", _named(str(message), readable, all_of_them=True))
+                tell("warning", _named(str(message), readable, each=True))
 
         with warnings.catch_warnings():
             warnings.simplefilter("always", UserWarning)
@@ -222,23 +219,14 @@ def _by_index(targets: Any, labels: tuple[str, ...]) -> Any:
     return [int(one) if is_index else one for one, is_index in zip(targets, written, strict=True)]
 
 
-def _named(message: str, items: list[Item], *, all_of_them: bool = False) -> str:
-    """A message of the explainer, which counts inputs from 0, with a row's own place; alone it is "the input".
-
-    An error begins with one, and may cite its text, where the same words are the text's own.
-    """
-
-    def name(found: re.Match[str]) -> str:
-        number = 0 if len(items) == 1 else int(found[1])
-        return items[number].place if number < len(items) else found[0]
-
-    return re.sub(r"\binput (\d+)\b", name, message, count=0 if all_of_them else 1)
+def _named(message: str, items: list[Item], *, each: bool = False) -> str:
+    """A message of the explainer with a row's own place, or with those of all rows that it names."""
+    return name_inputs(message, [item.place for item in items], each=each)
 
 
 def serve(connection: Connection, task: Task, number: int) -> None:
     """The life of a worker process: units come, and what became of each goes back, until there are no more."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all of them: the parent ends them in order
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    begin_as_child()
     if not any(device.startswith("cuda") for device in task.devices):
         torch.set_num_threads(1)  # sums over more of them come in another order, and round differently
 
@@ -258,11 +246,3 @@ def serve(connection: Connection, task: Task, number: int) -> None:
         os._exit(1)  # as if the system had ended it: another takes over
     except Exception as error:
         tell("failed", "DecompXError", f"unexpected {type(error).__name__} in a worker: {error}")
-
-
-def _end_with_parent() -> None:
-    """A parent that is killed cannot end its workers, which would go on for it."""
-    parent = parent_process()
-    if parent is not None:
-        wait_for([parent.sentinel])
-        os._exit(1)

@@ -72,9 +72,13 @@ class Arguments(Options, total=False):
     path: Literal["auto", "direct", "operator"]
     backend: str
     workspace_bytes: int | None
+    storage: Literal["memory", "disk"]
+    folder: str | None
     positions: Sequence[int]
     check: Literal["standard", "thorough"]
     read_ahead: int | None
+    steps: int | None
+    baseline: Literal["mask", "pad", "remove"] | None
 
 
 def spelled_out(as_in: Callable[..., Any]) -> Callable[[_Function], _Function]:

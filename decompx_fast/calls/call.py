@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import torch
 
-from ..config import DecompXConfig
+from ..config import LINEAR_BIAS_RULES, DecompXConfig
 from ..engines.choose import Execution
 from ..engines.shape import ModelShape
 from ..errors import OptionError, warn_user
@@ -26,6 +27,7 @@ from ..request.sources import check_unit, with_sources
 from ..request.targets import resolve_targets
 from ..request.tasks import check_question, position_task
 from ..request.tasks.columns import Question
+from ..request.versions import Baseline
 from ..result.explanation import Explanation
 from ..result.failure import Failure
 from .asking import Asker
@@ -34,6 +36,7 @@ from .compiling import outside_compiler
 from .continuing import Continuation
 from .explained_model import ExplainedModel
 from .job import COLUMNS_RECKONED, Job
+from .path_job import PathJob
 from .windowing import LongContexts
 
 #: What becomes of an input that cannot be explained.
@@ -60,10 +63,14 @@ class Call(Question):
     path: str = "auto"
     backend: str = "auto"
     workspace_bytes: int | None = None
+    storage: str = "memory"
+    folder: str | None = None
     positions: Sequence[int] = ()
     check: str = "standard"
     is_split_into_words: bool = False
     read_ahead: int | None = None
+    steps: int | None = None
+    baseline: Baseline | None = None
 
     def __post_init__(self) -> None:
         if self.on_error not in get_args(OnError):
@@ -71,6 +78,8 @@ class Call(Question):
         check_unit(self.sources)
         check_batch_size(self.batch_size)
         check_batch_size(self.read_ahead, "read_ahead")
+        if self.baseline is not None and self.steps is None:
+            raise OptionError(f"baseline={self.baseline!r} is where the paths of steps= end: give steps too")
 
     @property
     def skip(self) -> bool:
@@ -90,20 +99,22 @@ class Call(Question):
         if spec.shifted is not None:
             encoded = with_text_again(encoded, spec.shifted, explainer.tokenizer)
         results = stream(
-            job.run_or_fail if self.skip else job.run,
+            functools.partial(job.run_all, skip=self.skip),
             with_sources(encoded, self.sources, skip=self.skip),
             batch_size=explainer.batch_size if self.batch_size is None else self.batch_size,
             total=len(texts) if isinstance(texts, Sequence) and not single else None,
-            progress=self.progress,
+            progress=False if self.progress is None and explainer.rank else self.progress,
             bytes_of=job.bytes_of,
             read_ahead=self.read_ahead,
+            at_once=explainer.ranks,
         )
         return results, single
 
     def _asker(self, explainer: ExplainedModel, outputs: int) -> Asker | None:
         """What asks for columns at positions; ``None`` where the head answers once."""
         task = position_task(explainer.task, labels=explainer.labels, tokenizer=explainer.tokenizer)
-        check_question(self, () if task is None else task.takes, explainer.task)
+        question = self if self.steps is None else dataclasses.replace(self, seed=None)  # of the path, then
+        check_question(question, () if task is None else task.takes, explainer.task)
         if task is None:
             return None
         task.check(self, outputs)
@@ -111,21 +122,33 @@ class Call(Question):
             warn_user(notice)
         return Asker(task, self, outputs)
 
-    def _job(self, explainer: ExplainedModel, config: DecompXConfig, spec: ModelSpec, asker: Asker | None) -> Job:
+    def _job(
+        self, explainer: ExplainedModel, config: DecompXConfig, spec: ModelSpec, asker: Asker | None
+    ) -> Job | PathJob:
         """What is asked of every batch."""
-        return Job(
-            explainer=explainer,
-            config=config,
-            engine=explainer.engine if self.engine is None else self.engine,
-            dtype=explainer.dtype if self.dtype is None else check_dtype(self.dtype),
-            targets=resolve_targets(self.targets if asker is None else None, explainer.labels),
-            sources=self.sources,
-            execution=Execution(self.path, self.backend, self.workspace_bytes),
-            shape=ModelShape.from_spec(spec, columns=None if asker is None else COLUMNS_RECKONED),
-            positions=check_positions(self.positions),
-            check=self.check,
-            asker=asker,
+        asked: dict[str, Any] = {
+            "explainer": explainer,
+            "engine": explainer.engine if self.engine is None else self.engine,
+            "dtype": explainer.dtype if self.dtype is None else check_dtype(self.dtype),
+            "targets": resolve_targets(self.targets if asker is None else None, explainer.labels),
+            "execution": Execution(
+                self.path, self.backend, self.workspace_bytes, explainer.exchange, self.storage, self.folder
+            ),
+            "shape": ModelShape.from_spec(spec, columns=None if asker is None else COLUMNS_RECKONED),
+            "positions": check_positions(self.positions),
+            "check": self.check,
+            "asker": asker,
+        }
+        if self.steps is None:
+            return Job(config=config, sources=self.sources, **asked)
+        whole = Job(config=config, sources="token", **asked)
+        versions = (
+            whole
+            if config.bias in LINEAR_BIAS_RULES
+            else Job(config=config.replace(bias="none"), sources="token", **asked)
         )
+        seed = 0 if self.seed is None else self.seed
+        return PathJob(whole, versions, steps=self.steps, baseline=self.baseline or "mask", seed=seed, spec=spec)
 
     def _read(
         self, explainer: ExplainedModel, spec: ModelSpec, texts: Any, asker: Asker | None

@@ -10,6 +10,7 @@ from torch import nn
 
 from ..config import LINEAR_BIAS_RULES, DecompXConfig
 from ..engines.choose import choose_engine
+from ..engines.exchange import Exchange
 from ..errors import InputError, OptionError
 from ..linearize.architectures import find_family, unwrap
 from ..linearize.copies import Copies
@@ -59,6 +60,7 @@ class ExplainedModel:
         batch_size: int | None = None,
         pooling: str | None = None,
         task: str | None = None,
+        group: Any = None,
         **options: Any,
     ) -> None:
         model, tokenizer = unpacked(model, tokenizer, pooling)
@@ -81,6 +83,7 @@ class ExplainedModel:
         choose_engine(engine, self.config, grouped=False, biased=biased)
         self.dtype = check_dtype(dtype)
         self.batch_size = check_batch_size(batch_size)
+        self.exchange = None if group is None else Exchange(group)
         self.name: str | None = None
         self.origin: Origin | None = None
         self.copies = Copies()
@@ -182,6 +185,8 @@ class ExplainedModel:
     def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
         """Pickled by the folder that its model was loaded from, if there is one and the model is as it was then, and
         otherwise with the model."""
+        if self.exchange is not None:
+            raise InputError("this explainer has a process group, which lives in its process alone: pickle one without")
         origin = self.origin
         if origin is None or not origin.holds(self.model, self.tokenizer):
             return _with_model, (type(self), {**vars(self), "origin": None})
@@ -236,6 +241,16 @@ class ExplainedModel:
     @property
     def model_config(self) -> Any:
         return unwrap(self.model).config
+
+    @property
+    def rank(self) -> int:
+        """Which this process is of those that explain together, from 0."""
+        return 0 if self.exchange is None else self.exchange.rank
+
+    @property
+    def ranks(self) -> int:
+        """How many processes explain together."""
+        return 1 if self.exchange is None else self.exchange.ranks
 
     @property
     def device(self) -> torch.device:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -29,13 +32,13 @@ from ..errors import InputError, OptionError
 from ..linearize.linearization import HuggingFaceLinearization, linearize
 from ..linearize.model_run import plain_mode
 from ..models.tasks import PICTURES, SOUNDS
-from ..request.batching import Pair
+from ..request.batching import BATCH_BYTES, Pair
 from ..request.encoded import Encoded
 from ..request.sources import SINGLE_UNITS, Sources
 from ..request.targets import Targets
 from ..request.tasks.columns import Asked
 from ..result.explanation import Explanation
-from ..result.failure import OF_AN_INPUT, Failure
+from ..result.failure import OF_AN_INPUT, OF_THE_SETTING, Failure
 from .asking import AskedOf, Asker, terms_of
 from .compiling import outside_compiler
 from .composing import Answers, Computed
@@ -126,10 +129,43 @@ class Job:
         k = (n if sources is None else len(sources)) + (self.config.bias == "bias_token")
         return n * k * self.shape.d * (self.dtype or constants).itemsize
 
+    def run_all(self, batches: Sequence[Sequence[Pair]], *, skip: bool) -> list[Sequence[Explanation | Failure]]:
+        """Explain batches, each of inputs of the same length and the same number of sources.
+
+        Where several processes are given the same batches, they divide the sources of each, or, of batches that fit in
+        one process and of engines that know no sources, the batches. All get all results.
+
+        Args:
+            batches: if there are several processes, as many at the most.
+            skip: whether failures stand in place of what cannot be explained.
+        """
+        run, exchange = self.run_or_fail if skip else self.run, self.execution.exchange
+        if exchange is None or exchange.ranks == 1:
+            return [run(batch) for batch in batches]
+        if self._is_sharded(batches):
+            return [run(batch) for batch in batches]
+        alone = copy.copy(self)
+        alone.execution = replace(self.execution, exchange=None)
+        with exchange.together():
+            mine = batches[exchange.rank : exchange.rank + 1]
+            found = exchange.gather_objects(alone.run_all(mine, skip=skip))
+        return [results for one in found for results in one]
+
+    def _is_sharded(self, batches: Sequence[Sequence[Pair]]) -> bool:
+        """Whether processes divide the sources of these batches: of one by itself, and where one process would hold
+        more than a batch may take."""
+        carried = [batch for batch in batches if self.engine_for(batch[0]) == "forward"]
+        return bool(carried) and (len(batches) == 1 or any(self.bytes_of(batch[0]) > BATCH_BYTES for batch in carried))
+
     @outside_compiler
     def run(self, batch: Sequence[Pair]) -> list[Explanation]:
         """Explain inputs of the same length and the same number of sources."""
         use_own_threads()
+        exchange = self.execution.exchange
+        with nullcontext() if exchange is None else exchange.together():
+            return self._run(batch)
+
+    def _run(self, batch: Sequence[Pair]) -> list[Explanation]:
         start = time.perf_counter()
         engine = self.engine_for(batch[0])
         inputs = [encoded for encoded, _ in batch]
@@ -165,12 +201,13 @@ class Job:
 
     def run_or_fail(self, batch: Sequence[Pair]) -> list[Explanation | Failure]:
         """The same, with failures in place: if a batch fails as a whole, its inputs are explained one by one."""
-        try:
-            return [*self.run(batch)]
-        except OF_AN_INPUT as error:
-            if len(batch) == 1:
-                return [Failure.of(batch[0][0].number, error)]
-        return [found for pair in batch for found in self.run_or_fail([pair])]
+        return run_or_fail(self.run, batch)
+
+    def of_column(self, column: int) -> Job:
+        """The same question of one column alone."""
+        job = copy.copy(self)
+        job.targets = self.targets.only(column)
+        return job
 
     def _linearize(self, batch: Sequence[Encoded], engine: str) -> HuggingFaceLinearization:
         device = self.explainer.device
@@ -277,3 +314,15 @@ class Job:
         if not self.config.head:
             return Answers(("norm",), (None,), None, logits, labels)
         return Answers(targets.names, targets.ids, targets.select(logits), logits, labels)
+
+
+def run_or_fail(
+    run: Callable[[Sequence[Pair]], Sequence[Explanation]], batch: Sequence[Pair]
+) -> list[Explanation | Failure]:
+    """As :meth:`Job.run_or_fail`, of any job's ``run``."""
+    try:
+        return [*run(batch)]
+    except OF_AN_INPUT as error:
+        if len(batch) == 1 or isinstance(error, OF_THE_SETTING):
+            return [Failure.of(batch[0][0].number, error)]
+    return [found for pair in batch for found in run_or_fail(run, [pair])]

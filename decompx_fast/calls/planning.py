@@ -30,10 +30,11 @@ def plan_call(
     targets: Any,
     dtype: torch.dtype | None,
     execution: Execution,
+    ranks: int,
     config: DecompXConfig,
 ) -> Plan | AdjointPlan:
     """As :meth:`decompx_fast.DecompX.plan` says."""
-    _check_sizes(tokens, batch, sources)
+    _check_sizes(tokens, batch, sources, ranks)
     spec = specification(explainer.model, explainer.copies)
     chosen = choose_engine(engine, config, grouped=sources is not None, biased=spec.has_bias)
     if chosen == "reference":
@@ -61,11 +62,15 @@ def plan_call(
         workspace_bytes=execution.workspace_bytes,
         device=explainer.device,
         limit=limit,
+        ranks=ranks,
+        storage=execution.storage,
+        folder=execution.folder,
     )
 
 
-def _check_sizes(tokens: int, batch: int, sources: int | None) -> None:
-    for name, value in (("tokens", tokens), ("batch", batch), ("sources", 1 if sources is None else sources)):
+def _check_sizes(tokens: int, batch: int, sources: int | None, ranks: int) -> None:
+    sizes = {"tokens": tokens, "batch": batch, "sources": 1 if sources is None else sources, "ranks": ranks}
+    for name, value in sizes.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise OptionError(f"{name}={value!r}: use a whole number from 1")
     if sources is not None and sources > tokens:

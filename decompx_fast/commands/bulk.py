@@ -9,7 +9,7 @@ import click
 
 from ..config import BiasRule, Variant
 from ..request.tables import FORMATS
-from .options import CHECKS, WORKSPACE
+from .options import CHECKS, WORKSPACE, path_options
 
 
 @click.command()
@@ -62,6 +62,7 @@ from .options import CHECKS, WORKSPACE
 @click.option("--sources", metavar="UNIT", help="What a source is: token, word or sentence. [default: token]")
 @click.option("--workspace", "workspace_bytes", type=WORKSPACE, metavar="MIB", help="As for explain.")
 @click.option("--check", type=click.Choice(CHECKS), help="As for explain.")
+@path_options
 @click.option("--truncate", is_flag=True, default=None, help="Cut texts that are too long for the model.")
 @click.option("--quiet", is_flag=True, help="Say nothing of how far it is.")
 @click.pass_obj

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -17,3 +18,23 @@ class _Mebibytes(click.IntRange):
 WORKSPACE = _Mebibytes(min=1)
 #: As :data:`decompx_fast.engines.choose.CHECKS`, which cannot be read without torch.
 CHECKS = ("standard", "thorough")
+#: As :data:`decompx_fast.engines.storage.STORAGES`, likewise.
+STORAGES = ("memory", "disk")
+#: As :data:`decompx_fast.request.versions.BASELINES`, for the same reason.
+BASELINES = ("mask", "pad", "remove")
+
+
+def path_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorator: the options of scores along paths."""
+    for option in (
+        click.option("--seed", type=click.IntRange(min=0), metavar="N", help="Of the tokens drawn with --steps."),
+        click.option("--baseline", type=click.Choice(BASELINES), help="What becomes of tokens then. [default: mask]"),
+        click.option(
+            "--steps",
+            type=click.IntRange(min=1),
+            metavar="N",
+            help="Average over texts without the most important tokens, N of them, and without random ones.",
+        ),
+    ):
+        command = option(command)
+    return command

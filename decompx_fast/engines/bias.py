@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from .shard import Shard
+
 
 @dataclass(frozen=True)
 class Rule:
@@ -15,14 +17,16 @@ class Rule:
     Attributes:
         name: any rule of the method.
         shares: ``[b, i, k]`` under ``equal`` (:func:`.reach.equal_shares`), else ``None``.
+        shard: the part of the sources that is here; ``None``: all are.
     """
 
     name: str
     shares: Tensor | None = None
+    shard: Shard | None = None
 
     def add(self, u: Tensor, bias: Tensor | None) -> Tensor:
         """:func:`add_bias` for ``u`` ``[b, i, k, d]``."""
-        return add_bias(u, bias, self.name, shares=self.shares)
+        return add_bias(u, bias, self.name, shares=self.shares, shard=self.shard)
 
     def at(self, positions: slice | int) -> Rule:
         """The same at some of the positions."""
@@ -33,7 +37,7 @@ class Rule:
         return self if self.shares is None else replace(self, shares=self.shares.flatten(0, 1)[None, positions])
 
 
-def bias_shares(u: Tensor, bias: Tensor, rule: str) -> Tensor:
+def bias_shares(u: Tensor, bias: Tensor, rule: str, shard: Shard | None = None) -> Tensor:
     """The share of each source in a bias.
 
     ``absdot``: ``|b . u[k]|``; ``abssim``: ``|cos(b, u[k])|``; ``norm``: ``|u[k]|``; ``equal``: 1 where ``u[k]`` is
@@ -45,6 +49,7 @@ def bias_shares(u: Tensor, bias: Tensor, rule: str) -> Tensor:
         u: ``[..., k, d]``, the vectors before the bias is added.
         bias: ``[d]``, or ``[..., d]`` with the leading axes of ``u``.
         rule: one of the six above.
+        shard: the part of the sources that ``u`` has; ``None``: all.
 
     Returns:
         ``[..., k]``, summing to 1 over ``k``; float32 at least.
@@ -52,11 +57,15 @@ def bias_shares(u: Tensor, bias: Tensor, rule: str) -> Tensor:
     Source: DecompX (ACL 2023), section 3, "bias decomposition", and appendix.
     """
     wide = torch.promote_types(u.dtype, torch.float32)
-    return shares_by_weights(_weights(u.to(wide), bias.to(wide), rule), u)
+    if rule == "cls":
+        return _all_to(0 if shard is None else shard.place(0), u.to(wide))
+    return shares_by_weights(_weights(u.to(wide), bias.to(wide), rule), u, rule, shard)
 
 
-def shares_by_weights(weights: Tensor, u: Tensor) -> Tensor:
+def shares_by_weights(weights: Tensor, u: Tensor, rule: str, shard: Shard | None = None) -> Tensor:
     """Weights ``[..., k]`` over their sum; where that is zero, equal shares of the vectors ``u`` that are not zero."""
+    if shard is not None:
+        return shard.shares(weights, lambda: (u != 0).any(-1), signed=rule == "dot")[0]
     # The sum of weights may leave the range that each is in; their size does not matter.
     weights, _ = _to_size_one(weights)
     total = weights.sum(-1, keepdim=True)
@@ -71,10 +80,6 @@ def shares_by_weights(weights: Tensor, u: Tensor) -> Tensor:
 def _weights(u: Tensor, bias: Tensor, rule: str) -> Tensor:
     if rule == "equal":
         return (u != 0).any(-1).to(u.dtype)
-    if rule == "cls":
-        weights = torch.zeros_like(u[..., 0])
-        weights[..., 0] = 1
-        return weights
     if rule == "norm":
         return safe_norm(u)
     if rule == "abssim":
@@ -86,6 +91,14 @@ def _weights(u: Tensor, bias: Tensor, rule: str) -> Tensor:
     if rule == "absdot":
         return dot.abs()
     raise ValueError(f"rule={rule!r} shares no bias")
+
+
+def _all_to(source: int | None, u: Tensor) -> Tensor:
+    """The shares where one source takes all, or one that is not here."""
+    shares = torch.zeros_like(u[..., 0])
+    if source is not None:
+        shares[..., source] = 1
+    return shares
 
 
 def safe_norm(x: Tensor) -> Tensor:
@@ -110,7 +123,9 @@ def _to_size_one(x: Tensor) -> tuple[Tensor, Tensor]:
     return x / size, size
 
 
-def add_bias(u: Tensor, bias: Tensor | None, rule: str, *, shares: Tensor | None = None) -> Tensor:
+def add_bias(
+    u: Tensor, bias: Tensor | None, rule: str, *, shares: Tensor | None = None, shard: Shard | None = None
+) -> Tensor:
     """The vectors with a bias shared among them, ``u[k] + omega[k] b``, or given to the last source (``bias_token``).
 
     Args:
@@ -118,6 +133,7 @@ def add_bias(u: Tensor, bias: Tensor | None, rule: str, *, shares: Tensor | None
         bias: ``[d]`` or ``[..., d]``; ``None`` for no bias.
         rule: any rule of the method; ``none`` leaves the bias out.
         shares: ``[..., k]``, where they are known beforehand: for ``equal`` (:func:`.reach.equal_shares`).
+        shard: the part of the sources that ``u`` has; ``None``: all.
 
     Returns:
         A new tensor of the shape of ``u``.
@@ -126,6 +142,8 @@ def add_bias(u: Tensor, bias: Tensor | None, rule: str, *, shares: Tensor | None
         return u
     bias = bias.to(u.dtype)
     if rule == "bias_token":
-        return torch.cat([u[..., :-1, :], u[..., -1:, :] + bias.unsqueeze(-2)], dim=-2)
-    share = bias_shares(u, bias, rule) if shares is None else shares
+        if shard is None:
+            return torch.cat([u[..., :-1, :], u[..., -1:, :] + bias.unsqueeze(-2)], dim=-2)
+        shares = _all_to(shard.place(-1), u)
+    share = bias_shares(u, bias, rule, shard) if shares is None else shares
     return u + share.unsqueeze(-1).to(u.dtype) * bias.unsqueeze(-2)

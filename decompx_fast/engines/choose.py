@@ -19,9 +19,11 @@ from .accuracy import score_error
 from .adjoint import run as adjoint
 from .adjoint.plan import AdjointPlan
 from .attribution import Attribution
+from .exchange import Exchange
 from .forward import run as forward
 from .forward.checks import check_options
 from .forward.plan import PATHS, ModelShape, plan
+from .storage import check_storage
 from .terms import Terms
 
 EngineChoice = Literal["auto", "reference", "forward", "adjoint"]
@@ -51,13 +53,20 @@ class Execution:
         path: ``direct``, ``operator`` or ``auto``, as for :func:`decompx_fast.engines.forward.run.attribute`.
         backend: of the ops: ``auto``, or a backend's name.
         workspace_bytes: memory it may take besides the state; ``None`` for its default.
+        exchange: with the processes among which the sources are divided; ``None``: this one has all.
+        storage: of the state, ``memory`` or ``disk``.
+        folder: of the state on disk; ``None``: the system's for temporary files.
     """
 
     path: str = "auto"
     backend: str = "auto"
     workspace_bytes: int | None = None
+    exchange: Exchange | None = None
+    storage: str = "memory"
+    folder: str | None = None
 
     def __post_init__(self) -> None:
+        check_storage(self.storage, self.folder)
         if self.path not in PATHS:
             raise OptionError(f"path={self.path!r} is not a path: use one of {', '.join(map(repr, PATHS))}")
         names = registry.backend_names()
@@ -247,6 +256,14 @@ def attribute(
             path=execution.path,
             backend=execution.backend,
             workspace_bytes=execution.workspace_bytes,
+            exchange=execution.exchange,
+            storage=execution.storage,
+            folder=execution.folder,
+        )
+    if execution.storage != "memory":
+        raise OptionError(
+            f"storage={execution.storage!r} is not in the reference engine, whose state is in memory: use "
+            "engine='forward', or leave storage out"
         )
     return reference.attribute(linearization, config, dtype=dtype, sources=sources, terms=terms)
 

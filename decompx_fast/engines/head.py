@@ -17,7 +17,8 @@ from ..bias_rules import DOT_RULES, LINEAR_RULES
 from ..config import DecompXConfig
 from ..errors import OptionError
 from ..linearize.layer import Head, HeadStep, WholeMap
-from .bias import Rule, add_bias, bias_shares, safe_norm, shares_by_weights
+from .bias import Rule, bias_shares, safe_norm, shares_by_weights
+from .shard import Shard
 
 
 def through_head(
@@ -30,7 +31,7 @@ def through_head(
     """What the head reads, through all of its steps.
 
     Args:
-        rows: ``[b, r, k, d]``, in float32 at least.
+        rows: ``[b, r, k, d]``; computed in float32 at least.
         head: its steps.
         config: the options.
         rule_for: how a rule shares biases among the rows' sources.
@@ -39,19 +40,69 @@ def through_head(
     Returns:
         Of the terms ``[b, k, t]``, and the bias token's ``[b, t]`` or ``None``.
     """
-    before, rule = rows, rule_for(config.bias)
+    rule = rule_for(config.bias)
+    through = _averaged if head.reading.averaged else _through_steps
+    before, rows = through(rows, head, config, rule, keep)
+    collected = None
+    if config.bias == "bias_token":
+        rows, collected = _apart(rows, rule.shard)
+        if config.bias_token_split is not None:
+            split = rule_for(config.bias_token_split)
+            split = _of_any_row(split) if head.reading.averaged else split
+            rows = _split(rows, collected, lambda: _apart(before, rule.shard), head, split)
+            collected = None
+    scores = head.reading.pick(_wanted(rows, head))
+    return scores, None if collected is None else head.reading.pick(_wanted(collected, head)).squeeze(1)
+
+
+def _through_steps(
+    rows: Tensor, head: Head, config: DecompXConfig, rule: Rule, keep: Callable[[Tensor], None]
+) -> tuple[Tensor, Tensor]:
+    """What enters the last step, and what comes of it."""
+    before = rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
     for number, step in enumerate(head.steps):
         before, rows = rows, head_step(step, rows, config, rule)
         if number == 0:
             keep(rows)
-    collected = None
-    if config.bias == "bias_token":
-        rows, collected = rows[:, :, :-1], rows[:, :, -1:]
-        if config.bias_token_split is not None:
-            rows = _split(rows, collected, before, head, rule_for(config.bias_token_split))
-            collected = None
-    scores = head.reading.pick(_wanted(rows, head))
-    return scores, None if collected is None else head.reading.pick(_wanted(collected, head)).squeeze(1)
+    return before, rows
+
+
+def _averaged(
+    rows: Tensor, head: Head, config: DecompXConfig, rule: Rule, keep: Callable[[Tensor], None]
+) -> tuple[Tensor, Tensor]:
+    """The means over the rows of the same, as one row; one after the other, so that no second state is formed."""
+    firsts: list[Tensor] = []
+    keep_one = firsts.append if config.stages else lambda _rows: None
+    totals: tuple[Tensor, Tensor] | None = None
+    for number in range(rows.shape[1]):
+        at = slice(number, number + 1)
+        found = _through_steps(rows[:, at], head.at(at), config, rule.at(at), keep_one)
+        before, after = (part.double() / rows.shape[1] for part in found)
+        totals = (before, after) if totals is None else (totals[0] + before, totals[1] + after)
+    assert totals is not None  # a text has tokens
+    if firsts:
+        keep(torch.cat(firsts, dim=1))
+    return totals[0].to(found[0].dtype), totals[1].to(found[1].dtype)
+
+
+def _of_any_row(rule: Rule) -> Rule:
+    """Equal shares of what reaches any of the rows, for their mean."""
+    if rule.shares is None:
+        return rule
+    reached = (rule.shares > 0).any(1, keepdim=True).to(rule.shares.dtype)
+    return replace(rule, shares=reached / reached.sum(-1, keepdim=True))
+
+
+def _apart(rows: Tensor, shard: Shard | None) -> tuple[Tensor, Tensor]:
+    """The tokens' vectors ``[b, r, k, c]`` and the bias token's ``[b, r, 1, c]``, in whose place there are zeros where
+    not all sources are here."""
+    if shard is None:
+        return rows[:, :, :-1], rows[:, :, -1:]
+    collected, at = shard.pick(rows, -1), shard.place(-1)
+    if at is not None:
+        rows = rows.clone()
+        rows[:, :, at] = 0
+    return rows, collected
 
 
 def _wanted(rows: Tensor, head: Head) -> Tensor:
@@ -95,8 +146,8 @@ def _rule_by_all(rule: Rule, rows: Tensor, whole: WholeMap) -> Rule:
         return rule
     functional = whole.functional(rows.dtype)
     if rule.name in DOT_RULES:  # b . (x W) = x . (W b)
-        return replace(rule, shares=bias_shares(rows, functional, rule.name))
-    return replace(rule, shares=_Outputs(rows, whole.gram()).shares(functional, rule.name))
+        return replace(rule, shares=bias_shares(rows, functional, rule.name, rule.shard))
+    return replace(rule, shares=_Outputs(rows, whole.gram()).shares(functional, rule))
 
 
 @dataclass(frozen=True)
@@ -112,35 +163,37 @@ class _Outputs:
         unit = (self.rows / torch.where(size == 0, 1, size).unsqueeze(-1)).double()
         return (((unit @ self.gram) * unit).sum(-1).clamp_min(0).sqrt() * size).to(self.rows.dtype)
 
-    def shares(self, functional: Tensor, rule: str) -> Tensor:
+    def shares(self, functional: Tensor, rule: Rule) -> Tensor:
         """By ``norm`` or ``abssim``; ``functional`` is ``W c`` of what is shared, ``[d]`` or ``[b, r, d]``."""
         weights = self.norms()
-        if rule == "abssim":
+        if rule.name == "abssim":
             dots = (self.rows @ functional.unsqueeze(-1)).squeeze(-1).abs()
             weights = torch.where(weights == 0, 0, dots / torch.where(weights == 0, 1, weights))
-        return shares_by_weights(weights, self.rows)
+        return shares_by_weights(weights, self.rows, rule.name, rule.shard)
 
 
-def _split(rows: Tensor, collected: Tensor, before: Tensor, head: Head, rule: Rule) -> Tensor:
+def _split(
+    rows: Tensor, collected: Tensor, before: Callable[[], tuple[Tensor, Tensor]], head: Head, rule: Rule
+) -> Tensor:
     """The collected biases ``[b, r, 1, c]`` shared among the tokens ``[b, r, k, c]``, by the vectors over all outputs.
 
-    Of a narrow step these follow from what enters it, ``before``: the tokens' are ``x[k] W``, the collected
+    Of a narrow step these follow from what enters it, which ``before`` gives: the tokens' are ``x[k] W``, the collected
     ``y W + b``.
     """
     step = head.steps[-1]
     bias = collected.squeeze(2)
     if not step.narrow or step.whole is None or rule.shares is not None or rule.name in LINEAR_RULES:
-        return add_bias(rows, bias, rule.name, shares=rule.shares)
+        return rule.add(rows, bias)
     if step.activation is not None:
         raise OptionError(
             f"bias_token_split={rule.name!r} weighs by the vectors over all outputs, which are not formed where a head "
             "ends with an activation: use 'equal' or 'cls', or leave bias_token_split out"
         )
-    tokens, token = before[:, :, :-1], before[:, :, -1]
+    tokens, token = before()
     gram = step.whole.gram()
-    functional = (token.double() @ gram).to(token.dtype) + step.whole.functional(token.dtype)  # [b, r, d]
+    functional = (token.squeeze(2).double() @ gram).to(token.dtype) + step.whole.functional(token.dtype)  # [b, r, d]
     if rule.name in DOT_RULES:
-        shares = bias_shares(tokens, functional, rule.name)
+        shares = bias_shares(tokens, functional, rule.name, rule.shard)
     else:
-        shares = _Outputs(tokens, gram).shares(functional, rule.name)
-    return add_bias(rows, bias, rule.name, shares=shares)
+        shares = _Outputs(tokens, gram).shares(functional, rule)
+    return replace(rule, shares=shares).add(rows, bias)

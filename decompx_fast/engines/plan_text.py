@@ -17,6 +17,11 @@ def gib(n_bytes: int) -> str:
     return f"{n_bytes / 2**30:.1f} GiB" if n_bytes >= 2**30 else f"{math.ceil(n_bytes / 2**20)} MiB"
 
 
+def name_of(dtype: torch.dtype) -> str:
+    """A dtype as users name it."""
+    return str(dtype).removeprefix("torch.")
+
+
 class PlanText:
     """A plan, in words. Bytes are those of tensors that are alive; a process may hold on to more of what was freed."""
 

@@ -140,7 +140,8 @@ def _norms_at_head(x: Tensor, rollout: Tensor | None, head: Head) -> Tensor:
             "aggregation='rollout' tells of one row of norms, and the head of this model reads "
             f"{len(head.reading.ranges)} together: use aggregation='vector'"
         )
-    norms = safe_norm(head.read(x)) if rollout is None else head.read(rollout)  # [b, r, k]
+    read = head.reading.together(head.read(x if rollout is None else rollout))
+    norms = safe_norm(read) if rollout is None else read  # [b, r, k]
     return head.reading.pick_rows(norms.transpose(1, 2))
 
 

@@ -66,6 +66,7 @@ class ModelShape:
         routed: whether positions choose among networks; then ``networks`` are those that one of them goes through.
         shifted: whether a number is added to what gates multiply, so that gates are decomposed too.
         biased: whether there are biases to share among the sources.
+        sites: in how many places of a layer biases are added.
     """
 
     layers: int
@@ -93,6 +94,7 @@ class ModelShape:
     routed: bool = False
     shifted: bool = False
     biased: bool = True
+    sites: int = 5
 
     @classmethod
     def from_linearization(
@@ -186,7 +188,28 @@ def _read(layers: Sequence[Sequence[Any]], n_layers: int, d: int, classes: int, 
         routed=any(_is_routed(op) for op in ops),
         shifted=any(network.shift for network in networks),
         narrow=max((_narrow_size(op) for op in ops if op.kind == "narrow"), default=0),
+        sites=max(sum(map(_sites, layer)) for layer in layers),
     )
+
+
+def _sites(sublayer: Any) -> int:
+    """In how many places of a sublayer biases are added: of norms, attentions, and before and after networks."""
+    norms = [
+        sublayer.pre_norm,
+        sublayer.out_norm,
+        sublayer.post_norm,
+        *(getattr(op, "norm", None) for op in sublayer.ops),
+    ]
+    places = [norm is not None and norm.bias is not None for norm in norms]
+    for op in sublayer.ops:
+        if op.kind == "attention":
+            maps = (op.b_value, op.b_out) if hasattr(op, "w_out") else (op.value.bias, op.out.bias)
+            places.append(any(bias is not None for bias in maps))
+        if op.kind == "ffn":
+            network = _networks(op)[0]
+            maps = (network.b_in, network.b_out) if hasattr(network, "w_in") else (network.into.bias, network.out.bias)
+            places += [bias is not None for bias in maps]
+    return sum(places)
 
 
 def _masks(layers: Sequence[Sequence[Any]]) -> tuple[Mask, ...]:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..errors import NumericalError
 from ..request.encoded import Encoded
+from ..request.versions import without_tokens
 from .classifier import Inputs
 
 
@@ -76,12 +77,8 @@ def perturbed(encoded: Encoded, order: Sequence[int], perturbation: Perturbation
     for percent in perturbation.percents:
         chosen = torch.zeros(len(encoded), dtype=torch.bool)
         chosen[from_front[: count_of(percent, len(order))]] = True
-        if perturbation.action == "mask":
-            ids = encoded.inputs["input_ids"].masked_fill(chosen, mask_token_id)
-            out.append({**encoded.inputs, "input_ids": ids})
-        else:
-            keep = ~chosen if perturbation.action == "remove" else chosen | torch.tensor(encoded.special)
-            out.append({name: values[keep] for name, values in encoded.inputs.items()})
+        gone = chosen if perturbation.action != "keep" else ~(chosen | torch.tensor(encoded.special))
+        out.append(without_tokens(encoded.inputs, gone, mask_token_id if perturbation.action == "mask" else None))
     return out
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 
 from ..errors import InputError, OptionError
 from ..request.encoded import Encoded
+from ..request.versions import generator_of
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,7 @@ class Problem:
 
     def generator(self, index: int, purpose: str) -> torch.Generator:
         """A source of random numbers that is the same whenever this input is seen again for the same purpose."""
-        ids = ",".join(str(token) for token in self.inputs[index].inputs["input_ids"].tolist())
-        digest = hashlib.sha256(f"{self.seed}|{purpose}|{ids}".encode()).digest()
-        return torch.Generator("cpu").manual_seed(int.from_bytes(digest[:7], "big"))
+        return generator_of(self.inputs[index].inputs["input_ids"].tolist(), self.seed, purpose)
 
 
 class Scorer(Protocol):

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
-import signal
-import threading
 import time
 import warnings
 from collections import deque
@@ -14,13 +11,13 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing.connection import wait as wait_for
 
 import torch
 from torch import Tensor
 
 from ..errors import DecompXError
 from ..explainer import DecompX
+from ..processes import begin_as_child
 from ..request.encoded import Encoded
 from .classifier import Classifier, Inputs, Predictions
 from .masking import Perturbation, importance_order, input_key, perturbed
@@ -249,20 +246,11 @@ _worker: Worker | None = None  # of a worker process
 def _begin(task: Task) -> None:
     """Start a worker process."""
     global _worker
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all of them: the parent ends them in order
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    begin_as_child()
     torch.set_num_threads(1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the parent, which has read the same texts, has warned of all
         _worker = Worker(task)
-
-
-def _end_with_parent() -> None:
-    """A parent that is killed cannot end its workers, which would wait for work for ever."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        wait_for([parent.sentinel])
-        os._exit(1)
 
 
 def _compute(item: Item) -> list[Record]:

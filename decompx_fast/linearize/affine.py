@@ -38,6 +38,14 @@ class Affine:
             weight, bias = weight * gain, None if bias is None else bias * gain
         return replace(self, weight=weight, bias=bias, gain=None)
 
+    def rows_of(self, outputs: Tensor) -> Tensor:
+        """What makes some outputs ``[...]``, ``[..., d_in]``: a copy of these columns of ``W`` alone."""
+        return self.weight.T[outputs]
+
+    def block(self, outputs: slice) -> Tensor:
+        """The columns of ``W`` of a range of outputs, ``[d_in, .]``."""
+        return self.weight[:, outputs]
+
     @property
     def matrix(self) -> Tensor:
         """``W`` ``[d_in, d_out]``: the view, or, where maps are stored in turns, a copy for the moment."""
@@ -80,3 +88,38 @@ class Affine:
         vector = self.vector
         y = x @ self.matrix if vector is None else x @ self.matrix + vector
         return y if self.gain is None else y * self.gain
+
+
+@dataclass(frozen=True)
+class Stacked(Affine):
+    """A map that the model keeps as several, of which each reads some of the inputs: ``y = sum_n x_n W_n + b``.
+
+    Attributes:
+        parts: the ``W_n``, ``[d_n, d_out]``, views on what the model holds. ``weight`` is a tensor without numbers, for
+            its shape ``[d_in, d_out]``.
+    """
+
+    parts: tuple[Tensor, ...] = ()
+
+    @classmethod
+    def of(cls, parts: tuple[Tensor, ...], bias: Tensor | None) -> Stacked:
+        """The map of these ``W_n``."""
+        rows = sum(part.shape[0] for part in parts)
+        return cls(parts[0].new_empty(rows, parts[0].shape[1], device="meta"), bias, parts=parts)
+
+    def to(self, dtype: torch.dtype) -> Affine:
+        """The same as one map in a dtype."""
+        return Affine(self.matrix, self.bias).to(dtype)
+
+    def rows_of(self, outputs: Tensor) -> Tensor:
+        """As of any map."""
+        return torch.cat([part.T[outputs] for part in self.parts], dim=-1)
+
+    def block(self, outputs: slice) -> Tensor:
+        """As of any map; a copy for the moment."""
+        return torch.cat([part[:, outputs] for part in self.parts])
+
+    @property
+    def matrix(self) -> Tensor:
+        """``W`` ``[d_in, d_out]``: a copy for the moment."""
+        return torch.cat(self.parts)

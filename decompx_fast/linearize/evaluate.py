@@ -161,7 +161,7 @@ def _(op: Attention, spec: AttentionSpec, u: Tensor, steps: Steps) -> Tensor:
 @_branch.register
 def _(op: FeedForward, spec: FeedForwardSpec, u: Tensor, steps: Steps) -> Tensor:
     hidden, value = steps.activate(op.activation, op.preactivation), op.gated()
-    return steps.multiply(spec.out, hidden if value is None else hidden * (value + op.shift))
+    return steps.multiply(spec.out, hidden if value is None else hidden * (value + op.shift if op.shift else value))
 
 
 @_branch.register

@@ -23,8 +23,9 @@ from .steps import COMPUTED
 from .terms import MEAN_OUTPUT, Pooled, Reading, Terms, arrange
 
 #: What a head reads by itself: a position (negative ones count from the end), one for each item of the batch ``[b]``,
-#: the mean of all or means of some, or nothing: then each position by itself, and terms say which.
-Read = int | Tensor | Literal["mean", "each"] | Pooled
+#: the mean of all or means of some; each of them, of whose outputs the mean is taken; or nothing: then each position by
+#: itself, and terms say which.
+Read = int | Tensor | Literal["mean", "averaged", "each"] | Pooled
 
 
 def linearize_head(steps: Sequence[HeadStepSpec], read: Read, x: Tensor, terms: Terms | None = None) -> Head:
@@ -74,7 +75,11 @@ def read_terms(steps: Sequence[HeadStepSpec], read: Read, x: Tensor, terms: Term
                 "outputs themselves"
             )
     reading = arrange(terms, own, n, count)
-    return replace(reading, ranges=read.ranges) if isinstance(read, Pooled) else reading
+    if isinstance(read, Pooled):
+        return replace(reading, ranges=read.ranges)
+    if isinstance(read, str) and read == "averaged":
+        return replace(reading, rows=torch.arange(n, device=x.device).expand(b, -1), averaged=True)
+    return reading
 
 
 def _is_narrow(step: HeadStepSpec, reading: Reading) -> bool:
@@ -103,8 +108,8 @@ def _narrow_step(map_: Affine, activation: str | None, x: Tensor, outputs: Tenso
     """The same of some outputs of a map, whose weights are copied for these alone."""
     if bool((outputs == outputs[:1, :1]).all()):
         outputs = outputs[0, 0]  # [q], alike for all rows
-    whole = WholeMap(map_.weight, map_.bias)
-    rows = map_.weight.T[outputs.clamp_min(0)].to(x.dtype)  # [..., q, d]
+    whole = WholeMap(map_)
+    rows = map_.rows_of(outputs.clamp_min(0)).to(x.dtype)  # [..., q, d]
     bias = None if map_.bias is None else map_.bias[outputs.clamp_min(0)].to(x.dtype)
     is_mean = outputs == MEAN_OUTPUT
     if bool(is_mean.any()):

@@ -89,4 +89,4 @@ class FeedForward:
     def hidden(self) -> Tensor:
         """What the output's map is applied to, ``[b, i, f]``."""
         hidden, value = get_activation(self.activation)(self.preactivation), self.gated()
-        return hidden if value is None else hidden * (value + self.shift)
+        return hidden if value is None else hidden * (value + self.shift if self.shift else value)

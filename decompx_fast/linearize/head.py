@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from ..activations import get_activation
 from ..errors import UnsupportedModelError
+from .affine import Affine
 from .norm import Norm
 from .terms import Reading
 
@@ -23,40 +24,47 @@ class WholeMap:
     """A map of which only some outputs are formed: what the sharing of its bias needs of all of them.
 
     Attributes:
-        weight: ``[d, C]``, in the dtype of the model.
-        bias: ``[C]`` or ``None``.
+        map: to all of them, in the dtype of the model.
     """
 
-    weight: Tensor
-    bias: Tensor | None
+    map: Affine
+
+    @property
+    def bias(self) -> Tensor | None:
+        """``[C]`` or ``None``."""
+        return self.map.bias
 
     def functional(self, dtype: torch.dtype) -> Tensor:
         """``W b`` ``[d]``: ``b . (x W) = x . (W b)``."""
-        total = self.weight.new_zeros(self.weight.shape[0], dtype=torch.float64)
+        total = self._zeros()
         if self.bias is not None:
             for part in self._parts():
-                total += self.weight[:, part].to(dtype) @ self.bias[part].to(dtype)
+                total += self.map.block(part).to(dtype) @ self.bias[part].to(dtype)
         return total.to(dtype)
 
     def mean(self, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
         """The map to the mean over all outputs, ``[d]`` and a number."""
-        total = self.weight.new_zeros(self.weight.shape[0], dtype=torch.float64)
+        total = self._zeros()
         for part in self._parts():
-            total += self.weight[:, part].double().sum(1)
+            total += self.map.block(part).double().sum(1)
         bias = None if self.bias is None else self.bias.double().mean().to(dtype)
-        return (total / self.weight.shape[1]).to(dtype), bias
+        return (total / self.map.weight.shape[1]).to(dtype), bias
 
     def gram(self) -> Tensor:
         """``W W^T`` ``[d, d]`` float64: ``|x W|^2 = x W W^T x``."""
-        total = self.weight.new_zeros(*[self.weight.shape[0]] * 2, dtype=torch.float64)
+        total = self._zeros(2)
         for part in self._parts():
-            block = self.weight[:, part].double()
+            block = self.map.block(part).double()
             total += block @ block.T
         return total
 
+    def _zeros(self, axes: int = 1) -> Tensor:
+        device = self.map.block(slice(0, 1)).device
+        return torch.zeros(*[self.map.weight.shape[0]] * axes, dtype=torch.float64, device=device)
+
     def _parts(self) -> Iterator[slice]:
         """Blocks of outputs, so that no other copy of a vocabulary's weights is made."""
-        d, count = self.weight.shape
+        d, count = self.map.weight.shape
         step = max(BLOCK_BYTES // (8 * d), 1)
         for start in range(0, count, step):
             yield slice(start, min(start + step, count))
@@ -92,6 +100,11 @@ class HeadStep:
             return y
         y = self.norm.linear(y)
         return y if self.norm.bias is None else y + self.norm.bias
+
+    def at(self, rows: slice) -> HeadStep:
+        """The step on some of the rows, where the weights are those of all."""
+        norm = None if self.norm is None else replace(self.norm, std=self.norm.std[:, rows])
+        return replace(self, preactivation=self.preactivation[:, rows], norm=norm)
 
 
 @dataclass(frozen=True)
@@ -137,9 +150,11 @@ class Head:
 
         Args:
             held: the positions that ``x`` has, the head's own first; ``None``: all.
-            dtype: of means.
+            dtype: of means, and of a reading that is averaged later.
         """
         rows = self.reading.rows
+        if self.reading.averaged:  # all that there are, in their order
+            return x if dtype is None else x.to(dtype)
         if rows is None:
             parts = []
             for start, stop in self.reading.spans(self.n):
@@ -152,6 +167,12 @@ class Head:
         if held is not None:
             rows = torch.searchsorted(torch.tensor(self.positions, device=rows.device), rows)
         return x[torch.arange(len(x), device=x.device)[:, None], rows.to(x.device)]
+
+    def at(self, rows: slice) -> Head:
+        """Of a head whose outputs are averaged, the same at some of the positions, each by itself."""
+        own = self.reading.rows
+        reading = replace(self.reading, rows=None if own is None else own[:, rows], averaged=False)
+        return replace(self, reading=reading, steps=tuple(step.at(rows) for step in self.steps))
 
     @property
     def is_narrow(self) -> bool:

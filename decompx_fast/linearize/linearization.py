@@ -147,6 +147,7 @@ class HuggingFaceLinearization(Recomputed):
             ours, reading = head.table, head.reading
         else:
             ours, reading = head.steps[-1].output, replace(head.reading, outputs=None)
+        ours, size = reading.together(ours), reading.together(size)
         self._check(ours, self._values.at(reading, ours.dtype), "the head", size)
         return head
 

@@ -224,6 +224,8 @@ def run_model(
         unwanted = {"output_attentions": False, "output_hidden_states": False}
         given = {} if spec.given is None else spec.given(inputs)
         output = (spec.backbone or model)(**inputs, **given, **unwanted, return_dict=True)
+        if spec.tail is not None:
+            spec.tail(output.last_hidden_state)
     found = getattr(output, "logits" if spec.outputs_of is None else "last_hidden_state", None)
     shape, kind = ("[b, c]", "sequence classifier") if spec.outputs_of is None else ("[b, i, d]", "encoder")
     if not isinstance(found, Tensor) or found.ndim != (2 if spec.outputs_of is None else 3):

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor, nn
 
 from .affine import Affine as Affine  # families take all that a model is described by from here
+from .affine import Stacked as Stacked
 from .limits import InputLimits as InputLimits
 from .limits import PictureLimits as PictureLimits
 from .limits import SoundLimits as SoundLimits
@@ -225,7 +226,8 @@ class ModelSpec:
         layers: what each of them computes.
         head: the steps from what is read to the logits.
         read: the position that the head reads (negative ones count from the end); ``"mean"`` for the mean of all of
-            them; :class:`.terms.Pooled` for means of some of them; ``"each"`` where it is applied to each position by
+            them; :class:`.terms.Pooled` for means of some of them; ``"averaged"`` where it is applied to each, and its
+            outputs are the mean of what it gives there; ``"each"`` where it is applied to each position by
             itself, so that there are outputs at all of them; or a function of the model's inputs that gives the
             position in each of them, ``[b]``.
         limits: what inputs the model has embeddings for.
@@ -240,6 +242,8 @@ class ModelSpec:
         pads: whether the model adds padding at the end that no position attends, so that its states are longer than
             its inputs: then that is cut off.
         backbone: what is run where the head is not; ``None``: the model.
+        tail: what is run on the last state that the backbone gives, where modules of the head are parts of the last
+            layer as it is described here; or ``None``.
         given: what the model, or the backbone, is called with besides these inputs, computed from them.
         layer_weights: gives ``[layers + 1]`` weights, where the head reads the sum of the states before the first layer
             and after each, so weighted, and not the last alone; ``read`` is the mean then, and the head linear.
@@ -254,7 +258,7 @@ class ModelSpec:
     layer_modules: tuple[nn.Module, ...]
     layers: tuple[LayerSpec, ...]
     head: tuple[HeadStepSpec, ...]
-    read: int | Literal["mean", "each"] | Pooled | Callable[[Mapping[str, Tensor]], Tensor]
+    read: int | Literal["mean", "averaged", "each"] | Pooled | Callable[[Mapping[str, Tensor]], Tensor]
     limits: InputLimits
     state_modules: tuple[nn.Module, ...] = ()
     in_float32: bool = False
@@ -262,6 +266,7 @@ class ModelSpec:
     in_place: bool = False
     pads: bool = False
     backbone: nn.Module | None = None
+    tail: nn.Module | None = None
     given: Callable[[Mapping[str, Tensor]], Mapping[str, Any]] | None = None
     outputs_of: Callable[[nn.Module, Tensor], Tensor] | None = None
     layer_weights: Callable[[], Tensor] | None = None
@@ -281,8 +286,8 @@ class ModelSpec:
 
     @property
     def reads_all(self) -> bool:
-        """Whether the head reads a mean of positions."""
-        return self.read == "mean" or isinstance(self.read, Pooled)
+        """Whether the head reads all positions, or a mean of them."""
+        return self.read in ("mean", "averaged") or isinstance(self.read, Pooled)
 
     @property
     def width(self) -> int:

@@ -109,20 +109,27 @@ class Reading:
         outputs: ``[b, r, q]`` int64, the outputs wanted of each row; ``None``: all of them, in their order.
         slots: ``[b, t]`` int64, where in ``r q`` each term is; ``None``: the terms are ``r q`` themselves.
         ranges: as :class:`Pooled` has them; by default the mean of all positions.
+        averaged: whether terms are means over the rows, which are all positions then, of what the head gives at each;
+            ``outputs`` are then ``[b, 1, q]``, and ``slots`` where in ``q`` each term is.
     """
 
     rows: Tensor | None
     outputs: Tensor | None = None
     slots: Tensor | None = None
     ranges: tuple[tuple[int, int | None], ...] = ((0, None),)
+    averaged: bool = False
 
     def spans(self, n: int) -> list[tuple[int, int]]:
         """The ranges of ``n`` positions, each with its end."""
         return [(start, n if stop is None else stop) for start, stop in self.ranges]
 
+    def together(self, rows: Tensor) -> Tensor:
+        """What is told of rows ``[b, r, ...]``: each of them, or their mean ``[b, 1, ...]`` where terms are such."""
+        return rows.mean(1, keepdim=True) if self.averaged else rows
+
     def pick(self, table: Tensor) -> Tensor:
         """The terms: ``[b, r, q]`` to ``[b, t]``, ``[b, r, k, q]`` to ``[b, k, t]``."""
-        flat = table.movedim(1, -2).flatten(-2)  # [b, ..., (r q)]
+        flat = self.together(table).movedim(1, -2).flatten(-2)  # [b, ..., (r q)]
         if self.slots is None:
             return flat
         slots = self.slots.to(table.device)

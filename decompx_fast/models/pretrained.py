@@ -163,7 +163,12 @@ def _widened(model: nn.Module, *, half: bool) -> nn.Module:
 
 #: What prepares the inputs of a task that reads no texts: the class of transformers that loads it, and its name.
 _PROCESSORS = {
-    PICTURES: ("AutoImageProcessor", "image processor", "save it in the same folder (it may need the package pillow)"),
+    PICTURES: (
+        "AutoImageProcessor",
+        "image processor",
+        "save it in the same folder (it may need the package pillow, and with earlier versions of transformers "
+        "torchvision)",
+    ),
     SOUNDS: ("AutoFeatureExtractor", "feature extractor", "save it in the same folder"),
 }
 

@@ -31,7 +31,7 @@ def look_ahead(batch_size: int | None) -> int:
 
 
 def stream(
-    run: Callable[[list[Pair]], Sequence[Explanation | Failure]],
+    run: Callable[[list[list[Pair]]], Sequence[Sequence[Explanation | Failure]]],
     pairs: Iterator[Pair | Failure],
     *,
     batch_size: int | None,
@@ -39,6 +39,7 @@ def stream(
     progress: bool | None,
     bytes_of: Callable[[Pair], int],
     read_ahead: int | None = None,
+    at_once: int = 1,
 ) -> Iterator[Explanation | Failure]:
     """Explain inputs as they come, in batches of equally long ones, and yield in their order.
 
@@ -46,7 +47,7 @@ def stream(
     explained and yielded.
 
     Args:
-        run: explains inputs of the same length and the same number of sources.
+        run: explains batches, each of inputs of the same length and the same number of sources.
         pairs: inputs with their sources, or why one has none; :func:`look_ahead` of them are read before their results
             are computed.
         batch_size: how many at most are computed together; ``None``: as many as :data:`BATCH_BYTES` allows.
@@ -54,6 +55,7 @@ def stream(
         progress: show a bar; ``None``: where standard error is a terminal and there are several batches.
         bytes_of: what one input takes while it is computed.
         read_ahead: so many instead of :func:`look_ahead`.
+        at_once: so many batches are handed over together.
     """
     error: BaseException | None = None
     with _progress(total, progress, batch_size) as advance:
@@ -67,9 +69,11 @@ def stream(
             }
             advance(len(done))
             ready = 0
-            for batch in itertools.chain([[]], _batches(inputs, batch_size, bytes_of)):  # failures alone need no batch
-                if batch:
-                    done |= dict(zip(batch, run([inputs[n] for n in batch]), strict=True))
+            batches = _batches(inputs, batch_size, bytes_of)
+            for some in itertools.chain([[]], _chunks(batches, at_once)):  # failures alone need no batch
+                results = run([[inputs[n] for n in batch] for batch in some]) if some else []
+                for batch, found in zip(some, results, strict=True):
+                    done |= dict(zip(batch, found, strict=True))
                     advance(len(batch))
                 while ready in done:
                     yield done.pop(ready)
@@ -100,6 +104,11 @@ def _batches(pairs: Mapping[int, Pair], batch_size: int | None, bytes_of: Callab
         size = batch_size or max(1, BATCH_BYTES // max(bytes_of(pairs[members[0]]), 1))
         for start in range(0, len(members), size):
             yield members[start : start + size]
+
+
+def _chunks(batches: Iterator[list[int]], size: int) -> Iterator[list[list[int]]]:
+    while some := list(itertools.islice(batches, size)):
+        yield some
 
 
 def _progress(

@@ -43,6 +43,11 @@ class Targets:
         columns, classes = self.directions.shape
         return classes if config.bias_token_split is not None else min(columns, classes)
 
+    def only(self, column: int) -> Targets:
+        """One of the columns."""
+        own = slice(column, column + 1)
+        return Targets(self.names[own], self.ids[own], self.directions[own])
+
     def select(self, values: Tensor) -> Tensor:
         """``[..., C]`` to ``[..., m]``: the columns' values from those of all classes."""
         return values if self.is_all else values @ self.directions.to(values).T

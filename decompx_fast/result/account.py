@@ -34,12 +34,14 @@ _NORMS_OF = {
 class Account:
     """The parts of one target.
 
-    ``sources + (bias_token or 0) + remainder = value``.
+    ``sources + (apart or 0) + remainder = value``.
 
     Attributes:
         value: the model's own; for norms, which have none, their sum.
         sources: what the sources add up to.
-        bias_token: the share of the bias token, if there is one.
+        apart: what is no source's: the share of the bias token, or the value of the text without any of its tokens, if
+            there is one of them.
+        apart_name: ``bias token`` or ``baseline``; empty where there is neither.
         remainder: what is missing to ``value``.
         remainder_name: what that is, for a bar or a row; empty where it is rounding.
         value_name: ``logit``, ``value`` or ``sum of norms``.
@@ -50,7 +52,8 @@ class Account:
 
     value: float
     sources: float
-    bias_token: float | None
+    apart: float | None
+    apart_name: str
     remainder: float
     remainder_name: str
     value_name: str
@@ -59,9 +62,10 @@ class Account:
     is_sound: bool
 
     def written(self) -> tuple[str, str, str | None]:
-        """``value``, ``sources`` and ``bias_token``, written alike."""
-        number = score_format([self.value, self.sources, self.bias_token or 0.0])
-        return number(self.value), number(self.sources), None if self.bias_token is None else number(self.bias_token)
+        """``value``, ``sources`` and ``apart`` with its name, written alike."""
+        number = score_format([self.value, self.sources, self.apart or 0.0])
+        apart = None if self.apart is None else f"{self.apart_name} {number(self.apart)}"
+        return number(self.value), number(self.sources), apart
 
 
 def are_norms(explanation: Explanation) -> bool:
@@ -78,9 +82,14 @@ def account(explanation: Explanation, column: int) -> Account:
     """
     value = float(explanation.target_logits[column])
     sources = float(explanation.scores[:, column].double().sum())
-    bias = None if explanation.bias_token is None else float(explanation.bias_token[column])
-    remainder = value - sources - (bias or 0.0)
+    averaged = explanation.baseline_logits is not None
+    parts = explanation.baseline_logits if averaged else explanation.bias_token
+    apart = None if parts is None else float(parts[column])
+    apart_name = "" if parts is None else "baseline" if averaged else "bias token"
+    remainder = value - sources - (apart or 0.0)
     left_out = [what for (name, choice), what in LEFT_OUT.items() if explanation.options.get(name) == choice]
+    if averaged:  # whatever was left out of each version, the difference is shared as a whole
+        left_out = []
     if are_norms(explanation):
         status, extent, sound, name = *_norms(explanation, left_out), ""
     elif left_out:
@@ -91,7 +100,8 @@ def account(explanation: Explanation, column: int) -> Account:
         name = "" if sound else "not accounted for"
     if explanation.score_error is not None:
         extent = f"{extent}; each score to within {explanation.score_error:.1e}"
-    return Account(value, sources, bias, remainder, name, _value_name(explanation, column), status, extent, sound)
+    value_name = _value_name(explanation, column)
+    return Account(value, sources, apart, apart_name, remainder, name, value_name, status, extent, sound)
 
 
 def account_of_pair(pair: PairExplanation) -> tuple[str, str, bool]:
@@ -117,7 +127,8 @@ def _measured(explanation: Explanation) -> tuple[str, str, bool]:
     """Scores that must add up to the model's value."""
     error, scale = explanation.completeness_error, largest_magnitude(explanation.target_logits.tolist())
     if error <= TOLERANCE * max(1.0, scale):
-        return "Complete", f"to within {error:.1e} of the model's value", True
+        less = "" if explanation.baseline_logits is None else " less the baseline's"
+        return "Complete", f"to within {error:.1e} of the model's value{less}", True
     return "Incomplete", f"by {error:.3g}: the sum is not the model's value", False
 
 

@@ -64,8 +64,9 @@ def check_tensors(explanation: Explanation) -> None:
     """Raise an InputError unless every tensor is floating-point, on the CPU, of its shape; drop gradients."""
     classes, columns = len(explanation.labels), len(explanation.targets)
     shapes = {"target_logits": (columns,), "logits": (classes,), "scores": (len(explanation.tokens), columns)}
-    if explanation.bias_token is not None:
-        shapes["bias_token"] = (columns,)
+    for name in ("bias_token", "baseline_logits"):
+        if getattr(explanation, name) is not None:
+            shapes[name] = (columns,)
     for name, shape in shapes.items():
         value = getattr(explanation, name)
         if not isinstance(value, torch.Tensor) or value.device.type != "cpu" or not value.is_floating_point():
@@ -96,7 +97,7 @@ def check_tensors(explanation: Explanation) -> None:
 def own_tensors(explanation: Explanation) -> None:
     """Copy every tensor that is a part of a larger one, such as that of a batch, which would be kept and pickled with
     it."""
-    for name in ("scores", "target_logits", "logits", "bias_token"):
+    for name in ("scores", "target_logits", "logits", "bias_token", "baseline_logits"):
         value = getattr(explanation, name)
         if value is not None:
             object.__setattr__(explanation, name, owned(value))

@@ -54,16 +54,19 @@ def difference(
             raise InputError(f"{name} holds norms (head=False), whose difference says nothing: explain with the head.")
     if len(names) != 2 or names[0] == names[1]:
         raise InputError(f"names must be two different names, for a and for b, got {names!r}.")
+    if (a.baseline_logits is None) != (b.baseline_logits is None):
+        raise InputError(
+            "one of a and b has scores along paths (steps=), which add up to less than the other's do: explain both "
+            "with the same steps, or both without."
+        )
     pairs = _columns(a, b, target, other)
     sources = _matched(a, b)
     first, second = ([pair[side] for pair in pairs] for side in (0, 1))
     scores = sources.merge(a.scores, sources.of_a, first) - sources.merge(b.scores, sources.of_b, second)
     values = a.target_logits.double()[first] - b.target_logits.double()[second]
-    bias = None
-    if a.bias_token is not None or b.bias_token is not None:
-        bias = _bias(a, first) - _bias(b, second)
+    apart = {name: _apart(a, b, name, first, second) for name in ("bias_token", "baseline_logits")}
     labels = tuple(_name(a.targets[i], b.targets[j], names) for i, j in pairs)
-    total = scores.sum(0) if bias is None else scores.sum(0) + bias
+    total = sum((value for value in apart.values() if value is not None), start=scores.sum(0))
     return Explanation(
         tokens=sources.tokens,
         token_ids=a.token_ids if sources.are_own and a.token_ids == b.token_ids else None,
@@ -78,7 +81,8 @@ def difference(
         labels=labels,
         problem_type="regression",
         completeness_error=float((total - values).abs().max()),
-        bias_token=bias,
+        bias_token=apart["bias_token"],
+        baseline_logits=apart["baseline_logits"],
         options=_shared(a.options, b.options) | _left_out(a) | _left_out(b),
         engine=a.engine,
         time_s=a.time_s if a is b else a.time_s + b.time_s,
@@ -222,10 +226,18 @@ def _within(span: Span, piece: Span) -> bool:
     return span[0] == piece[0] and piece[1] <= span[1] and span[2] <= piece[2]
 
 
-def _bias(one: Explanation, columns: Sequence[int]) -> torch.Tensor:
-    if one.bias_token is None:
-        return torch.zeros(len(columns), dtype=torch.float64)
-    return one.bias_token.double()[list(columns)]
+def _apart(
+    a: Explanation, b: Explanation, name: str, first: Sequence[int], second: Sequence[int]
+) -> torch.Tensor | None:
+    """The difference of what is no source's in either, ``bias_token`` or ``baseline_logits``; ``None`` of neither."""
+    found = [(getattr(one, name), columns) for one, columns in ((a, first), (b, second))]
+    if all(value is None for value, _ in found):
+        return None
+    of_a, of_b = (
+        torch.zeros(len(columns), dtype=torch.float64) if value is None else value.double()[list(columns)]
+        for value, columns in found
+    )
+    return of_a - of_b
 
 
 def _name(of_a: str, of_b: str, names: tuple[str, str]) -> str:

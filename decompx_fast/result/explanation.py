@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 class Explanation:
     """The scores of the source tokens of one text, or pair of texts, for one or more targets.
 
-    ``sum_k scores[k, c] + bias_token[c] = target_logits[c]``, up to ``completeness_error``.
+    ``sum_k scores[k, c] + bias_token[c] + baseline_logits[c] = target_logits[c]``, up to ``completeness_error``.
 
     Args:
         tokens: the ``k`` sources as the tokenizer writes them, special ones included, padding not.
@@ -65,6 +65,8 @@ class Explanation:
         predictions: what the model gives at each place that was read: the label of each word, or what fits at a mask.
         word_ids: of words that were split before, the number of each token's; None for special tokens.
         picture: what a classifier of pictures saw, and which source each patch belongs to; None for texts.
+        baseline_logits: ``[c]``, of scores along paths (``steps=``), the model's value where these end, with none of
+            the tokens left: what the scores add up to is the difference.
 
     Raises:
         InputError: if shapes, lengths, dtypes or spans do not fit together.
@@ -99,6 +101,7 @@ class Explanation:
     predictions: tuple[Prediction, ...] | None = None
     word_ids: tuple[int | None, ...] | None = None
     picture: Picture | None = None
+    baseline_logits: torch.Tensor | None = None
 
     def __post_init__(self) -> None:
         settle(self)
@@ -143,9 +146,9 @@ class Explanation:
 
     @property
     def totals(self) -> torch.Tensor:
-        """``[c]`` float64: what each column adds up to, together with the bias token."""
-        total = self.scores.double().sum(0)
-        return total if self.bias_token is None else total + self.bias_token.double()
+        """``[c]`` float64: what each column adds up to, together with the bias token and the baseline's value."""
+        apart = [part.double() for part in (self.bias_token, self.baseline_logits) if part is not None]
+        return sum(apart, start=self.scores.double().sum(0))
 
     def sites(self) -> tuple[Site, ...]:
         """What the biases of each layer and place add to each target, in the order of the forward pass.

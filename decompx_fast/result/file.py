@@ -30,14 +30,15 @@ _MadeT = TypeVar("_MadeT")
 FORMAT = "decompx_fast.result.explanation"
 FORMAT_VERSION = 1
 
-_TENSORS = ("scores", "target_logits", "logits", "bias_token")
+_TENSORS = ("scores", "target_logits", "logits", "bias_token", "baseline_logits")
+_OPTIONAL = ("bias_token", "baseline_logits")  # of them
 _SEPARATE = ("stages", "bias_sites", "component_shares", "picture")  # fields that hold tensors inside
 
 #: What models give that answer at positions: written where it is there.
 READINGS = ("entities", "answer", "predictions")
 
 #: Fields that are left out where they are as they are by default.
-UNLESS_SET = (*READINGS, "task", "word_ids", "picture")
+UNLESS_SET = (*READINGS, "task", "word_ids", "picture", "baseline_logits")
 
 
 def to_dict(explanation: Explanation, *, details: bool = False) -> dict[str, Any]:
@@ -53,7 +54,8 @@ def to_dict(explanation: Explanation, *, details: bool = False) -> dict[str, Any
     data = _plain_fields(explanation)
     for name in _TENSORS:
         value = getattr(explanation, name)
-        data[name] = None if value is None else value.tolist()
+        if value is not None or name not in UNLESS_SET:
+            data[name] = None if value is None else value.tolist()
     probabilities = explanation.probabilities
     data["probabilities"] = None if probabilities is None else probabilities.tolist()
     predicted, label = explanation.predicted, explanation.predicted_label
@@ -310,11 +312,12 @@ def _from_parts(data: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Expla
     patch = data.pop("picture", None)
     if patch is not None:
         data["picture"] = Picture(tensors["picture/groups"], tuple(patch), tensors.get("picture/pixels"))
-    own: dict[str, Any] = {name: tensors[name] for name in _TENSORS if name != "bias_token"}
+    own: dict[str, Any] = {name: tensors[name] for name in _TENSORS if name not in _OPTIONAL}
     return Explanation(
         **data,
         **own,
         bias_token=tensors.get("bias_token"),
+        baseline_logits=tensors.get("baseline_logits"),
         bias_sites=sites,
         component_shares=_with_prefix(tensors, "component/"),
         stages=_with_prefix(tensors, "stage/"),

@@ -86,6 +86,7 @@ def single_column(explanation: Explanation, output: Target) -> Explanation:
     own = slice(column, column + 1)
     values = explanation.target_logits[own]
     bias = None if explanation.bias_token is None else explanation.bias_token[own]
+    baseline = None if explanation.baseline_logits is None else explanation.baseline_logits[own]
     sites = explanation.bias_sites
     found = replace(
         explanation,
@@ -94,6 +95,7 @@ def single_column(explanation: Explanation, output: Target) -> Explanation:
         target_ids=explanation.target_ids[own],
         target_logits=values,
         bias_token=bias,
+        baseline_logits=baseline,
         bias_sites=None if sites is None else tuple(replace(site, value=site.value[own]) for site in sites),
         component_shares={name: value[:, own] for name, value in explanation.component_shares.items()},
         logits=values if at_positions else explanation.logits,

@@ -1,4 +1,4 @@
-"""Explanations as HTML: a fragment, a list of them, a page. No scripts, nothing to be loaded."""
+"""Explanations as HTML: a fragment, a list of them, a page. Nothing is loaded, and only a page has a script."""
 
 from __future__ import annotations
 
@@ -24,9 +24,11 @@ from .display import (
     sinks_named,
     strength,
 )
+from .layer_view import layer_view
 from .matrix import UNREAD, is_matrix
 from .picture_view import picture_view
-from .templating import MAX_ALPHA, constants, template
+from .templating import MAX_ALPHA, constants, page_script, template
+from .words import group_by_number, group_by_word
 
 if TYPE_CHECKING:
     from .explanation import Explanation
@@ -101,7 +103,8 @@ def page_chunks(
         title: of the document.
     """
     views = (_page_view(place, outcome, target) for place, outcome in entries)
-    chunks = template("page.html.jinja").generate(constants() | {"views": views, "title": printable(title)})
+    known = constants() | page_script()
+    chunks = template("page.html.jinja").generate(known | {"views": views, "title": printable(title)})
     return map(str, chunks)  # some are of a class that escapes what it is added to
 
 
@@ -111,11 +114,25 @@ def page_end() -> str:
 
 
 def _page_view(place: str, outcome: Any, target: Target) -> dict[str, Any]:
-    about = {"place": printable(place), "failure": None}
+    data: dict[str, Any] = {"data-place": printable(place) or None}
+    about: dict[str, Any] = {"place": printable(place), "failure": None, "data": data}
     view = _view(outcome, target)
     if view is None:
         return about | {"failure": printable(str(getattr(outcome, "error", outcome)))}
+    data |= _data(outcome)
     return about | view
+
+
+def _data(one: Any) -> dict[str, Any]:
+    """What a page's texts are searched and ordered by, as attributes; those of None are left out."""
+    label, probabilities = getattr(one, "predicted_label", None), getattr(one, "probabilities", None)
+    return {
+        "data-label": printable(", ".join(label) if isinstance(label, tuple) else label or "") or None,
+        "data-p": None if probabilities is None else f"{float(probabilities.max()):.6f}",
+        "data-error": f"{one.completeness_error:.3e}",
+        "data-n": len(one) if hasattr(one, "tokens") else None,
+        "data-sink": "" if getattr(one, "task", None) == "text-generation" else None,
+    }
 
 
 def _view(item: Any, target: Target) -> dict[str, Any] | None:
@@ -140,7 +157,7 @@ def _html_view(explanation: Explanation, target: Target) -> dict[str, Any]:
     number, in_legend = score_format(scores), score_format(all_scores)
     labels = labels_with_blocks(explanation)
     totals = account(explanation, column)
-    value, source_sum, bias = totals.written()
+    value, source_sum, apart = totals.written()
     return {
         "template": "explanation.html.jinja",
         "outcomes": [(printable(name), outcome, predicted) for name, outcome, predicted in outcomes(explanation)],
@@ -148,7 +165,7 @@ def _html_view(explanation: Explanation, target: Target) -> dict[str, Any]:
         "value_name": totals.value_name,
         "value": value,
         "source_sum": source_sum,
-        "bias": bias,
+        "apart": apart,
         "status": totals.status,
         "extent": totals.extent,
         "is_sound": totals.is_sound,
@@ -164,6 +181,7 @@ def _html_view(explanation: Explanation, target: Target) -> dict[str, Any]:
         "cut": sinks_named(explanation),
         "tabs": tabs,
         "table": _html_table(explanation, column, labels),
+        "layers": layer_view(explanation, column),
         "made": _made_with(explanation),
     }
 
@@ -179,7 +197,7 @@ def _tabs(explanation: Explanation) -> list[dict[str, Any]]:
     for column, name in enumerate(explanation.targets):
         scores: list[float] = explanation.scores[:, column].tolist()
         number, total = score_format(scores), account(explanation, column)
-        value, source_sum, bias = total.written()
+        value, source_sum, apart = total.written()
         tabs.append(
             {
                 "name": printable(name),
@@ -187,7 +205,7 @@ def _tabs(explanation: Explanation) -> list[dict[str, Any]]:
                 "value_name": total.value_name,
                 "value": value,
                 "source_sum": source_sum,
-                "bias": bias,
+                "apart": apart,
                 "probability": percent(said[column].score) if _is_of(name, said, column) else "",
                 "rows": _html_rows(explanation, scores, labels, largest, number),
             }
@@ -204,12 +222,24 @@ def _html_rows(
 ) -> list[list[dict[str, Any]]]:
     """The texts in pieces; each after the name of its block, where there are two."""
     rows = []
+    words = _word_of_source(explanation)
     for pieces in layout_text(explanation):
         block = block_of(explanation, [k for piece in pieces for k in piece.positions])
-        row = [_html_piece(explanation, piece, scores, labels, largest, number) for piece in pieces]
+        row = [_html_piece(explanation, piece, scores, labels, largest, number, words) for piece in pieces]
         name = {"text": f"{block}: ".capitalize(), "title": f"what the {block} reads", "is_source": False}
         rows.append(row if block is None else [name, *row])
     return rows
+
+
+def _word_of_source(explanation: Explanation) -> dict[int, int]:
+    """The number of the word that each token is a part of; nothing where sources are no tokens of a text."""
+    if explanation.source_unit != "token" or not any(explanation.spans):
+        return {}
+    if explanation.word_ids is not None:
+        groups = group_by_number(explanation.word_ids, explanation.spans)
+    else:
+        groups = group_by_word(explanation.spans, explanation.special, explanation.texts)
+    return {k: number for number, group in enumerate(groups) for k in group.positions}
 
 
 def _is_of(name: str, said: Sequence[Prediction], column: int) -> bool:
@@ -227,6 +257,7 @@ def _html_piece(
     labels: list[str],
     largest: float,
     number: Callable[[float], str],
+    words: dict[int, int],
 ) -> dict[str, Any]:
     score = math.fsum(scores[position] for position in piece.positions)
     share = strength(score, largest)
@@ -239,6 +270,8 @@ def _html_piece(
         "sign": "" if share < VISIBLE else "for" if score > 0 else "against",
         "alpha": f"{share * MAX_ALPHA:.3f}",
         "is_source": bool(piece.positions),
+        "at": " ".join(map(str, piece.positions)),
+        "word": words.get(piece.positions[0]) if piece.positions else None,
         # Where only ids were given nothing has a place in a text, and only what is special is set apart.
         "is_marker": piece.is_marker
         and (bool(explanation.texts) or any(explanation.special[k] for k in piece.positions)),
@@ -280,8 +313,8 @@ def _feet(
     rows: list[tuple[str, list[float]]] = [
         (f"Sum of {plural(explanation.source_unit)}", [one.sources for one in totals])
     ]
-    if explanation.bias_token is not None:
-        rows.append(("Bias token", [one.bias_token or 0.0 for one in totals]))
+    if totals[0].apart_name:
+        rows.append((totals[0].apart_name.capitalize(), [one.apart or 0.0 for one in totals]))
     names = {one.remainder_name for one in totals} - {""}
     if names:
         rows.append((names.pop().capitalize(), [one.remainder for one in totals]))

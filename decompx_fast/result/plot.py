@@ -93,8 +93,8 @@ def _bars(explanation: Explanation, column: int, top: int | None) -> list[_Bar]:
     if others:
         unit = explanation.source_unit if len(others) == 1 else plural(explanation.source_unit)
         bars.append(_Bar(f"{len(others)} other {unit}", math.fsum(scores[k] for k in others), True))
-    if totals.bias_token is not None:
-        bars.append(_Bar("bias token", totals.bias_token, True))
+    if totals.apart is not None:
+        bars.append(_Bar(totals.apart_name, totals.apart, True))
     if totals.remainder_name:
         bars.append(_Bar(totals.remainder_name, totals.remainder, True))
     return bars

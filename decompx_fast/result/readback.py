@@ -21,7 +21,7 @@ from .pair_file import from_dict as pair_from_dict
 from .picture import Picture
 
 #: Fields that hold one tensor, and those that may be missing.
-_TENSORS = ("scores", "target_logits", "logits", "bias_token")
+_TENSORS = ("scores", "target_logits", "logits", "bias_token", "baseline_logits")
 _OPTIONAL = ("token_ids", "bias_token", "source_unit", "metadata", "score_error", *UNLESS_SET)
 
 _DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}

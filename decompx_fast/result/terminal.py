@@ -133,11 +133,11 @@ class _Terminal:
         grid.add_column(style="bold", no_wrap=True)
         grid.add_column(overflow="fold")
         grid.add_row("Predicted", self.prediction())
-        value, source_sum, bias = self.account.written()
+        value, source_sum, apart = self.account.written()
         explained = f"{explanation.targets[column]}: {self.account.value_name} {value}"
         grid.add_row("Explained", Text(self.plain(explained)))
-        bias_part = "" if bias is None else f" and bias token {bias}"
-        grid.add_row("Sum", f"{plural(explanation.source_unit)} {source_sum}{bias_part}")
+        apart_part = "" if apart is None else f" and {apart}"
+        grid.add_row("Sum", f"{plural(explanation.source_unit)} {source_sum}{apart_part}")
         grid.add_row(self.account.status, Text(self.account.extent, style="" if self.account.is_sound else "bold"))
         others = [name for index, name in enumerate(explanation.targets) if index != column]
         if others:

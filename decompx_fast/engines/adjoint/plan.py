@@ -52,7 +52,8 @@ class AdjointPlan(PlanText):
     @property
     def peak_bytes(self) -> int:
         """The most that is allocated at one time, beside the model's weights."""
-        return self.states_bytes + self.constants_bytes + self.gradients_bytes + self.results_bytes
+        back = self.gradients_bytes + self.results_bytes
+        return self.states_bytes + self.constants_bytes + max(back, self._hidden_bytes)
 
     @property
     def states_bytes(self) -> int:
@@ -183,6 +184,12 @@ class AdjointPlan(PlanText):
         s = self.shape
         numbers = s.f * s.networks * (1 + s.gated) + s.d * bool(s.taps) + (s.heads + s.kv_heads) * s.head_size
         return numbers * self._positions * self.dtype.itemsize
+
+    @property
+    def _hidden_bytes(self) -> int:
+        """What a layer's networks make of the pre-activations, on the way forward: of them all at once."""
+        s = self.shape
+        return s.f * s.networks * (1 + s.gated) * self._positions * self.dtype.itemsize
 
     @property
     def _layers_anew(self) -> int:

@@ -50,11 +50,13 @@ class Tape:
         self.weights = layer_weights_of(linearization)
 
     def equal_shares_at_head(self) -> Tensor:
-        """``[b, r, k]``, an equal share for each token that reaches the row that the head reads."""
+        """``[b, r, k]``, an equal share for each token that reaches the row that the head reads, or one of those whose
+        mean is asked for."""
         b, n, _ = self._linearization.embedding.shape
         member = torch.arange(n, device=self._linearization.embedding.device).expand(b, n)
         dtype = self._linearization.embedding.dtype
-        return equal_shares_at_head(self.reach_of_head, self.head.reading.rows, member, n, dtype)
+        rows = None if self.head.reading.averaged else self.head.reading.rows
+        return equal_shares_at_head(self.reach_of_head, rows, member, n, dtype)
 
     def backwards(self, *, keep: bool) -> Iterator[tuple[LinearizedLayer, Reach | None]]:
         """The layers from the last to the first, each with what its input reaches; ``keep``: to be read once more."""

@@ -22,10 +22,11 @@ class Wanted:
         columns: ``[b, m, (r c)]`` in the dtype of gradients; ``None``: the outputs themselves, in their order.
         by_output: whether each output is pulled back, and the columns are made of their scores: where the outputs are
             not more than the columns, or where the collected biases are split output by output.
-        shape: ``(b, r, c)``.
+        shape: ``(b, r, c)``; ``r`` is 1 where the mean over the rows is asked for.
         spread: makes directions over these outputs to some over all that the last step forms; ``None``: they are.
         formed: how many outputs it forms.
         like: of the dtype and device of gradients.
+        averaged: how many rows' mean is asked for, or 1.
     """
 
     columns: Tensor | None
@@ -34,6 +35,7 @@ class Wanted:
     spread: Reading | None
     formed: int
     like: Tensor
+    averaged: int = 1
 
     @classmethod
     def of(cls, head: Head, terms: Terms | None, split: str | None, like: Tensor) -> Wanted:
@@ -48,6 +50,7 @@ class Wanted:
             OptionError: if the split is weighed by the vectors over all outputs, where only some are formed.
         """
         reading, (b, r, q), formed = head.reading, head.table.shape, head.steps[-1].output.shape[-1]
+        r, averaged = (1, r) if reading.averaged else (r, 1)
         weighed = split is not None and split not in LINEAR_RULES
         if weighed and head.is_narrow:
             raise OptionError(
@@ -65,7 +68,7 @@ class Wanted:
         if weighed and spread is not None and columns is not None:  # all outputs of each row are to be weighed by
             columns, spread, q = spread.spread(columns.unflatten(2, (r, q)), formed).flatten(2), None, formed
         by_output = columns is None or split is not None or columns.shape[1] >= r * q
-        return cls(columns, by_output, (b, r, q), spread, formed, like)
+        return cls(columns, by_output, (b, r, q), spread, formed, like, averaged)
 
     @property
     def count(self) -> int:
@@ -84,7 +87,8 @@ class Wanted:
         else:
             found = self.columns[:, part]
         found = found.unflatten(2, (r, c))
-        return found if self.spread is None else self.spread.spread(found, self.formed)
+        found = found if self.spread is None else self.spread.spread(found, self.formed)
+        return found if self.averaged == 1 else (found / self.averaged).expand(-1, -1, self.averaged, -1)
 
     def split(self, scores: Tensor, collected: Tensor | None, rule: str, shares: Tensor | None) -> Tensor:
         """The collected biases ``[b, (r c)]`` shared among the tokens ``[b, k, (r c)]``, row by row.

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ...linearize.layer import Attention, HubAttention, Norm
 from ...ops import mixing
-from ..blocks import blocks, carve, matmul
+from ..blocks import carve, matmul
 from .mixing import AlphaBlock, Mixing
 from .sharing import PendingBias, ShareCollector
 
@@ -52,7 +52,7 @@ def attend_(
     w_out = op.w_out.to(x.dtype)
     n_gv, n_hv = op.w_value.shape[1], w_out.shape[0]
     patterns = [options.alpha(part.pattern, x.dtype) for part in op.parts]
-    for sources in blocks(k, options.n_sources):
+    for sources in options.storage.blocks(k, options.n_sources):
         width = sources.stop - sources.start
         area = b * max(n, n_out) * width
         left, right = options.workspace.take((area * max(d, n_hv),), (area * max(w_out.shape[1], n_gv),))
@@ -92,7 +92,8 @@ def _project(
     """The values of some sources, ``[b, j, k, (g v)]``, with the bias of each token's own where it rides with them."""
     matmul(u, part.w_value.to(u.dtype), out=out)
     if ride and part.b_value is not None:
-        _ride_(out, part.b_value, options.member, sources)
+        # Each token's own value vector; `out` is [b, j, k, (g v)].
+        out.addcmul_(options.owned(sources).unsqueeze(-1).to(out.dtype), part.b_value.to(out.dtype))
 
 
 def _mix_hubs(
@@ -149,7 +150,8 @@ def attend_row(
     parts = [(part, part.pattern.weights(slice(position, position + 1))[:, :, 0]) for part in op.parts]  # [b, h, j]
     w_out = op.w_out.to(x.dtype)
     z = x.new_empty(b, 1, k, w_out.shape[1])
-    for sources in blocks(k, max(options.n_sources * n // op.heads, 1)):
+    most = options.n_sources if options.storage.in_blocks else max(options.n_sources * n // op.heads, 1)
+    for sources in options.storage.blocks(k, most):
         shares = None if pre_shares is None else pre_shares[:, :, sources]
         for item in range(b):
             values = sum(
@@ -189,7 +191,7 @@ def _values_of_row(
     w_value = op.expand_heads(part.w_value.to(x.dtype).unflatten(-1, (op.kv_heads, -1))).transpose(0, 1)
     values = torch.bmm(mixed, w_value)  # [h, k, v]
     if ride and part.b_value is not None:
-        own = torch.nn.functional.one_hot(options.member[item], x.shape[2])[:, sources].to(x.dtype)  # [j, k]
+        own = options.owned(sources)[item].to(x.dtype)  # [j, k]
         b_value = op.expand_heads(part.b_value.to(x.dtype).view(op.kv_heads, -1))  # [h, v]
         values += (alpha @ own).unsqueeze(-1) * b_value.unsqueeze(1)
     return values
@@ -215,12 +217,6 @@ def _norm_mixed_(mixed: Tensor, norm: Norm, alpha: Tensor, shares: Tensor | None
         mixed *= norm.weight
     if shares is not None and norm.bias is not None:
         mixed += (alpha @ shares.to(alpha.dtype)).unsqueeze(-1) * norm.bias.to(mixed.dtype)
-
-
-def _ride_(values: Tensor, b_value: Tensor, member: Tensor, sources: slice) -> None:
-    """Add the value bias to each token's own value vector; ``values`` are ``[b, j, k, (g v)]``."""
-    own = member.unsqueeze(-1) == torch.arange(sources.start, sources.stop, device=member.device)
-    values.addcmul_(own.unsqueeze(-1).to(values.dtype), b_value.to(values.dtype))
 
 
 def remaining_bias(op: Attention, ride: bool, rows: slice = slice(None)) -> Tensor | None:

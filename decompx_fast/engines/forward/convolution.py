@@ -20,7 +20,7 @@ class Convolved:
 
     Attributes:
         vectors: ``[1, p, t, d]``, on the joined axis of batch and positions.
-        sources: ``[1, p, t]``, whose they are.
+        sources: ``[1, p, t]``, whose they are; of sources that are not here the vectors are zero.
         sharing: how the biases before the activation reach the sources: those that the convolution reads.
     """
 
@@ -32,7 +32,12 @@ class Convolved:
     def of(cls, op: Convolution, member: Tensor, sharing: Sharing, dtype: torch.dtype) -> Convolved:
         """For all positions, in the dtype of the state; ``member`` ``[b, j]`` is the source of each token."""
         vectors, tokens = op.terms()
-        return cls(vectors.to(dtype).flatten(0, 1)[None], member[:, tokens].flatten(0, 1)[None], sharing)
+        sources = member[:, tokens]  # [b, i, t]
+        if sharing.shard is not None:
+            sources = sources - sharing.shard.first
+            here = (sources >= 0) & (sources < sharing.shard.width)
+            vectors, sources = vectors * here.unsqueeze(-1), sources * here
+        return cls(vectors.to(dtype).flatten(0, 1)[None], sources.flatten(0, 1)[None], sharing)
 
     def at(self, rows: slice) -> Convolved:
         """The same at some positions."""

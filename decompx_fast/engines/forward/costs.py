@@ -16,6 +16,7 @@ from ...ops.backends.native import laid_out_numbers
 from ...ops.backends.products import WIDENED_NUMBERS, copied_numbers, kind_of, varied_numbers
 from ..blocks import block_length, wide
 from ..shape import Mask, ModelShape
+from .operations import operations
 from .segments import rows_are_cheaper
 
 #: How many numbers per position and source the sharing of one bias holds at once: dots, weights, their sum, the
@@ -27,6 +28,9 @@ ACTIVATION_TEMPORARIES = 4
 
 #: Bytes of what a window's mask is made from, for each pair of positions: two differences, and three masks.
 WINDOW_BYTES = 2 * 8 + 3
+
+#: Linux maps up to so many bytes of a file, those that it holds, where one of them is read.
+MAPPED_AROUND = 64 << 10
 
 #: Rows that the twin of `mixing` takes at once where keys can be skipped.
 MASKED_ROWS = 128
@@ -51,7 +55,9 @@ class Costs:
 
     Attributes:
         shape: of the model.
-        n, k, batch: positions, sources (a bias token is one), inputs at once.
+        n, k, batch: positions, sources (a bias token is one) that a process holds, inputs at once.
+        total, ranks: sources of all processes, and how many these are.
+        on_disk: whether the state is in a file, of which a block at a time is in memory.
         grouped: whether sources are groups of tokens.
         dtype: of the state.
         config: the options.
@@ -81,6 +87,9 @@ class Costs:
     wide_lays_out: frozenset[str] = frozenset()
     one_op: bool = False
     recorded: bool = False
+    total: int = 0
+    ranks: int = 1
+    on_disk: bool = False
 
     @property
     def positions(self) -> int:
@@ -152,6 +161,13 @@ class Costs:
     def cast(self) -> int:
         """Bytes of a weight's copy in the dtype of the state; 0 where the model's own is used."""
         return 0 if self.item == self.constant else self.item
+
+    def mapped_bytes(self, rows: int, sources: int) -> int:
+        """What is in memory while so many vectors of a state on disk are looked at, and of a branch beside it: of each
+        row also neighbours that the system maps with them."""
+        states = 2 if self.shape.keeps_branch(self.config) else 1
+        vectors = sources * self.shape.d * self.item + (MAPPED_AROUND if sources < self.k else 0)
+        return states * rows * min(vectors, self.k * self.shape.d * self.item) if self.on_disk else 0
 
     # The buffer ---------------------------------------------------------------------------------------------------
 
@@ -233,7 +249,8 @@ class Costs:
             return 0
         rows = block_length(self.positions, blocks.direct_rows)
         copied = self.shape.d * self.wide if self.item < self.wide else 0
-        return self.k * (rows * (copied + SHARING_TEMPORARIES * self.wide) + self.positions * self.wide)
+        mapped = self.mapped_bytes(rows, self.k)
+        return mapped + self.k * (rows * (copied + SHARING_TEMPORARIES * self.wide) + self.positions * self.wide)
 
     def mixing_bytes(self, blocks: Blocks) -> int:
         s = self.shape
@@ -251,7 +268,7 @@ class Costs:
             held + self.product_bytes(sources * self.positions, s.heads * s.head_size, s.d),
             self.shares_bytes() * SHARING_TEMPORARIES,
         )
-        return weights + self.shares_bytes() + most
+        return weights + self.shares_bytes() + self.mapped_bytes(self.positions, sources) + most
 
     def _mixing_copies(self, rows: int, sources: int) -> int:
         """What is made apart to mix a head's values of some sources."""
@@ -304,6 +321,11 @@ class Costs:
         return folded + (2 * size * (self.cast + self.item) if self.cast else 0)
 
     def position_wise_bytes(self, blocks: Blocks, path: str) -> int:
+        most = blocks.operator_rows if path == "operator" else blocks.direct_rows
+        mapped = self.mapped_bytes(block_length(self.positions, most), self.k)
+        return mapped + self._position_wise_bytes(blocks, path)
+
+    def _position_wise_bytes(self, blocks: Blocks, path: str) -> int:
         weights = self.weights_bytes(path)
         if path == "direct":
             rows = block_length(self.positions, blocks.direct_rows)
@@ -350,9 +372,18 @@ class Costs:
 
     def peak_bytes(self, blocks: Blocks, path: str) -> int:
         """The most that is allocated at one time."""
+        if self.on_disk:
+            return self.kept_bytes() + self.beside_bytes(blocks, path)
+        return self.state_bytes + self.kept_bytes() + self.beside_bytes(blocks, path, self.branch_bytes())
+
+    def branch_bytes(self) -> int:
+        """Beside the state: what an attention gives, where it is kept apart, and a narrower state."""
         branch = self.state_bytes if self.shape.keeps_branch(self.config) else 0
-        branch += self.positions * self.k * self.shape.narrow * self.item
-        return self.state_bytes + self.kept_bytes() + self.beside_bytes(blocks, path, branch)
+        return branch + self.positions * self.k * self.shape.narrow * self.item
+
+    def disk_bytes(self) -> int:
+        """What is in files."""
+        return self.state_bytes + self.branch_bytes() if self.on_disk else 0
 
     def beside_bytes(self, blocks: Blocks, path: str, branch: int = 0) -> int:
         """The same without the state and what stays; ``branch``: what an attention gives, where it is kept apart."""
@@ -363,38 +394,6 @@ class Costs:
         layer = self.layer_bytes() + self.convolved_bytes() + phases
         return self.buffer_numel(blocks, path) * self.item + max(self.linearizing_bytes(), layer)
 
-    # Operations ---------------------------------------------------------------------------------------------------
-
     def flops(self, path: str) -> dict[str, int]:
         """Floating-point operations of the products, by part."""
-        s = self.shape
-        rows = self.positions * self.k
-        values, mixed = s.kv_heads * s.head_size, s.heads * s.head_size
-        dense = s.layers - self.starts_diagonal - (not self.keeps_rows)
-        whole = s.layers - (not self.keeps_rows)
-        pairs = s.pairs(self.n, slice(int(self.starts_diagonal), s.layers - (not self.keeps_rows)))
-        if self.grouped:
-            first = 2 * self.positions * self.n * mixed + 2 * rows * mixed * s.d
-        else:
-            first = 2 * rows * s.heads * s.d
-        networks = s.networks if self.config.ffn else 0
-        products = 3 if s.opens_gates(self.config) else 2
-        direct = 2 * products * self.k * s.d * s.f * networks
-        folded = 2 * s.d * s.d * (s.f + self.k)
-        last = (
-            0
-            if self.keeps_rows
-            else s.rows * self.batch * (2 * s.heads * self.n * self.k * s.d + 2 * self.k * s.d * 2 * mixed + direct)
-        )
-        parts = {
-            "first attention": first * self.starts_diagonal,
-            "projections": dense * 2 * rows * s.d * (values + mixed),
-            "mixing": 2 * self.batch * pairs * self.k * mixed,
-            "position-wise": whole * self.positions * (folded if path == "operator" else direct),
-            "last row": last,
-        }
-        if s.outputs:
-            parts["vocabulary"] = s.vocabulary_flops(self.batch, self.config.bias)
-        if s.taps:
-            parts["convolution"] = 2 * self.positions * s.taps * s.d * s.d
-        return {name: max(int(count), 0) for name, count in parts.items()}
+        return operations(self, path)

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from ...linearize.layer import Attention
-from ..blocks import blocks, matmul
+from ...config import DecompXConfig
+from ...linearize.layer import Attention, Norm
+from ..blocks import matmul
 from .attention import pending_of, remaining_bias
 from .mixing import AlphaBlock, Mixing
 from .sharing import PendingBias
@@ -38,7 +39,11 @@ def attend_first(
     Returns:
         The bias that is still to be added, or ``None``.
     """
-    k, n_own = out.shape[2], out.shape[2] - (options.rule == "bias_token")  # the last source is no token then
+    shard = options.shard
+    k, offset, total = out.shape[2], options.first_source, out.shape[2] if shard is None else shard.total
+    n_own = min(max(total - (options.rule == "bias_token") - offset, 0), k)  # the last source is no token then
+    source = 0 if options.rule == "cls" else -1
+    receiver = source % k if shard is None else shard.place(source)
     bias = remaining_bias(op, ride)
     collector = options.collector(bias, out)
     parts = []
@@ -50,18 +55,43 @@ def attend_first(
         parts.append((values, options.alpha(part.pattern, out.dtype)))
     w_out = op.w_out.to(out.dtype)
     compute = _first_of_groups if options.grouped else _first_of_tokens
-    for sources in blocks(k, options.n_sources):
+    for sources in options.storage.blocks(k, options.n_sources):
         own = slice(sources.start, min(sources.stop, n_own))
         if own.start < own.stop:
-            compute(out[:, :, own], parts, w_out, own, options)
+            compute(out[:, :, own], parts, w_out, slice(own.start + offset, own.stop + offset), options)
         if sources.stop > n_own:
-            out[:, :, -1] = 0
-        receiver = 0 if options.rule == "cls" else k - 1
-        if common is not None and sources.start <= receiver < sources.stop:
+            out[:, :, max(sources.start, n_own) : sources.stop] = 0
+        if common is not None and receiver is not None and sources.start <= receiver < sources.stop:
             out[:, :, receiver] += _constant_through(common, op)
         if collector is not None:
             collector.add(out[:, :, sources], sources)
     return pending_of(bias, collector)
+
+
+def first_input(
+    embedding: Tensor, exact: Tensor, norm: Norm | None, op: Attention, config: DecompXConfig
+) -> tuple[Tensor, Tensor | None] | None:
+    """What the first attention reads where each token's vector is its own source's alone, ``[b, j, d]``, and what one
+    source has at every position beside it; ``None`` where a token has no vector, so that all sources share the bias, or
+    where what one source has is not passed on unchanged.
+
+    Args:
+        embedding, exact: ``[b, j, d]``, in the dtype of the state, and in that of the linearisation.
+        norm: before the attention.
+        op: the attention.
+        config: the options.
+    """
+    if norm is None:
+        return embedding, None
+    u = norm.linear(exact)
+    if norm.bias is None or config.bias == "none":
+        return u.to(embedding.dtype), None
+    if config.bias in ("cls", "bias_token"):
+        if op.pattern.sink is not None:
+            return None
+        return u.to(embedding.dtype), norm.bias.to(embedding.dtype)
+    empty = config.bias != "equal" and bool((u == 0).all(-1).any())
+    return None if empty else ((u + norm.bias).to(embedding.dtype), None)
 
 
 #: Values ``[b, j, h, v]``, and the blocks of the weights that mix them; after the first, what is added to some rows.

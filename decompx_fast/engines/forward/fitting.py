@@ -55,7 +55,8 @@ def choose_blocks(costs: Costs, path: str, asked: int | None, device: torch.devi
     if asked is not None:
         budget = max(asked, floor + floor // LEAST_PART)
         return budget, fit_blocks(costs, budget, path)
-    room, most = default_workspace(costs.state_bytes, device), costs.beside_bytes(_whole(costs), path) - floor
+    room = default_workspace(0 if costs.on_disk else costs.state_bytes, device)
+    most = costs.beside_bytes(_whole(costs), path) - floor
     while True:
         blocks = fit_blocks(costs, floor + room, path)
         if room >= most or overhead(costs, blocks, path) * OVERHEAD_PART <= _operations(costs, path):

@@ -21,12 +21,16 @@ class LayerSum:
     total: Tensor
 
     @classmethod
-    def at_start(cls, weights: Tensor, embedding: Tensor, member: Tensor, k: int, dtype: torch.dtype) -> LayerSum:
-        """That of the embedding ``[b, i, d]``, whose vectors are those of the ``k`` sources ``member`` ``[b, i]``."""
+    def at_start(
+        cls, weights: Tensor, embedding: Tensor, owned: tuple[Tensor, Tensor, Tensor], k: int, dtype: torch.dtype
+    ) -> LayerSum:
+        """That of the embedding ``[b, i, d]``, whose vectors at ``owned`` items and tokens are those of sources, of
+        ``k``."""
         b, n, d = embedding.shape
+        items, tokens, sources = owned
         total = embedding.new_zeros(b, 1, k, d, dtype=dtype)
-        items = torch.arange(b, device=total.device)[:, None]
-        total[:, 0].index_put_((items, member), (weights[0] / n * embedding).to(dtype), accumulate=True)
+        vectors = (weights[0] / n * embedding[items, tokens]).to(dtype)
+        total[:, 0].index_put_((items, sources), vectors, accumulate=True)
         return cls(weights, total)
 
     def add(self, layer: int, mean: Tensor) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -12,6 +12,8 @@ from ...bias_rules import VECTOR_RULES
 from ...linearize.layer import AttentionPattern
 from ...ops import with_padded_rows
 from ..blocks import Workspace, blocks
+from ..shard import Shard
+from ..storage import Memory
 from .sharing import ShareCollector
 
 AlphaBlock = tuple[slice, slice, Tensor]
@@ -29,6 +31,8 @@ class Mixing:
         workspace: for two blocks of vectors.
         member: ``[b, j]``, the source that each token belongs to.
         grouped: whether sources are other than the tokens themselves.
+        shard: the part of the sources that is here; ``None``: all are.
+        storage: of the states.
     """
 
     rule: str
@@ -39,6 +43,8 @@ class Mixing:
     workspace: Workspace
     member: Tensor
     grouped: bool
+    shard: Shard | None = None
+    storage: Memory = field(default_factory=Memory)
 
     @property
     def precision(self) -> str:
@@ -48,7 +54,24 @@ class Mixing:
     def collector(self, bias: Tensor | None, z: Tensor) -> ShareCollector | None:
         """Where the rule looks at the vectors of the attention itself, what collects it; ``z`` is ``[b, i, k, d]``."""
         looks = self.rule in VECTOR_RULES and self.variant == "paper"
-        return ShareCollector(bias, self.rule, z, self.backend) if looks and bias is not None else None
+        return ShareCollector(bias, self.rule, z, self.backend, self.shard) if looks and bias is not None else None
+
+    @property
+    def first_source(self) -> int:
+        """The number of the first source that is here."""
+        return 0 if self.shard is None else self.shard.first
+
+    def tokens_here(self, member: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
+        """The tokens of ``member`` ``[b, j]`` whose sources are among the ``k`` that are here: their items, their
+        places, and these sources."""
+        own = member - self.first_source
+        items, tokens = torch.nonzero((own >= 0) & (own < k), as_tuple=True)
+        return items, tokens, own[items, tokens]
+
+    def owned(self, sources: slice) -> Tensor:
+        """``[b, j, k]``, whether a token belongs to each of some sources that are here."""
+        numbers = torch.arange(sources.start, sources.stop, device=self.member.device) + self.first_source
+        return self.member.unsqueeze(-1) == numbers
 
     def alpha(self, pattern: AttentionPattern, dtype: torch.dtype) -> Iterable[AlphaBlock]:
         """The attention weights in blocks of rows, ``(rows, columns, [b, h, i, j])``; kept if there is one block."""

@@ -106,12 +106,13 @@ def _row_after(run: Any, steps: Sequence[Any], position: int, whole: Tensor | No
 
 
 def _blocks(run: Any) -> Iterator[slice]:
-    return blocks(run.x.shape[0] * run.x.shape[1], run.plan.blocks.direct_rows)
+    blocks_of_rows: Iterator[slice] = run.storage.blocks(run.x.shape[0] * run.x.shape[1], run.plan.blocks.direct_rows)
+    return blocks_of_rows
 
 
 def _narrowed(run: Any, step: Any) -> Tensor:
     """``H <- norm(X W + b)`` of all positions, ``[b, i, k, t]``."""
-    h: Tensor = run.x.new_empty(*run.x.shape[:3], step.sublayer.ops[0].weight.shape[1])
+    h: Tensor = run.storage.empty(run.x, *run.x.shape[:3], step.sublayer.ops[0].weight.shape[1])
     for rows in _blocks(run):
         _narrow_(run, step, run.x, h, rows, rows)
     return h

@@ -15,7 +15,7 @@ shares are known before anything large is computed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -24,7 +24,7 @@ from torch import Tensor
 from ...activations import get_activation, linear_piece
 from ...config import DecompXConfig
 from ...linearize.layer import FeedForward, Norm, Sublayer
-from ...ops import FrozenNorm, bias_shares, functional_dots, position_apply, position_operator
+from ...ops import FrozenNorm, functional_dots, position_apply, position_operator
 from ..blocks import Workspace, wide
 from .direct import at_rows
 from .sharing import PendingBias, Sharing
@@ -103,6 +103,7 @@ def finish_by_operator_(
     *,
     pending: PendingBias | None,
     precision: str,
+    known: Sequence[Tensor] | None = None,
 ) -> bool:
     """The position-wise part of a post-norm layer, in place.
 
@@ -115,6 +116,7 @@ def finish_by_operator_(
             the block, little beside ``2 p k d^2`` operations, and the state stays where it is.
         pending: the bias of the attention, ``shares`` ``[1, p, k]``.
         precision: of float32 products in Triton.
+        known: the shares of each bias, as :func:`shares_of_layer` finds them.
 
     Returns:
         False, and ``x`` untouched, where a bias meets vectors whose dots are all zero: who shares it then depends on
@@ -122,7 +124,7 @@ def finish_by_operator_(
     """
     first, second = (at_rows(sublayer, constants) for sublayer in sublayers)
     segment = _segment(first, second, config, pending, wide(x.dtype))
-    updates = _updates(x, segment, sharing, pending)
+    updates = _updates(x, segment, sharing, pending, known)
     if updates is None:
         return False
     shares, u, constant = updates
@@ -141,7 +143,8 @@ def finish_by_operator_(
     position_apply(x, t, shares, u, out=out, precision=precision, backend=sharing.backend)  # type: ignore[arg-type]
     x.copy_(out)
     if constant is not None:
-        x[:, :, 0 if sharing.rule == "cls" else -1] += constant
+        if sharing.receiver is not None:
+            x[:, :, sharing.receiver] += constant
     return True
 
 
@@ -169,7 +172,7 @@ def _segment(
 
 
 def _updates(
-    x: Tensor, segment: Segment, sharing: Sharing, pending: PendingBias | None
+    x: Tensor, segment: Segment, sharing: Sharing, pending: PendingBias | None, shares: Sequence[Tensor] | None
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None] | None:
     """What the biases add: ``(shares [1, p, k, m], u [1, p, m, d], None)``, or ``(None, None, u [1, p, d])`` where one
     source takes all; ``None`` where only the direct path can tell."""
@@ -177,38 +180,97 @@ def _updates(
     if not segment.sites:
         return None, None, None
     pushed = [segment.push(space, vector).expand(p, d) for space, vector in segment.sites]
-    if sharing.rule in ("cls", "bias_token"):
+    if sharing.takes_all:
         return None, None, torch.stack(pushed).sum(0).to(x.dtype).unsqueeze(0)
-    known = None if pending is None else pending.shares
     if sharing.known is not None:
         shares = [sharing.known.to(segment.dtype)] * len(segment.sites)
-    else:
-        found = _shares_by_dots(x, segment, sharing, known)
-        if found is None:
-            return None
-        shares = found
-    return torch.stack(shares, dim=-1), torch.stack(pushed, dim=1).unsqueeze(0), None
+    elif shares is None:
+        shares = _Weighed.of(x, segment, sharing).shares(sharing, None if pending is None else pending.shares)
+    if shares is None:
+        return None
+    return torch.stack([*shares], dim=-1), torch.stack(pushed, dim=1).unsqueeze(0), None
 
 
-def _shares_by_dots(x: Tensor, segment: Segment, sharing: Sharing, known: Tensor | None) -> list[Tensor] | None:
-    """The triangular recursion: ``s_m = R . g_m + sum_(l<m) omega_l (v_l . v_m pulled back to where l is added)``."""
-    _, p, _, d = x.shape
-    pulled = [segment.pull(space, vector) for space, vector in segment.sites]
-    functionals = torch.stack([functional["r"].expand(p, d) for functional in pulled], dim=1).unsqueeze(0)
-    dots = functional_dots(x, functionals.contiguous(), backend=sharing.backend)  # [1, p, k, m]
-    shares: list[Tensor] = []
-    undecided = torch.zeros((), dtype=torch.bool, device=x.device)
-    for m, (space, vector) in enumerate(segment.sites):
-        if space == "r" and known is not None:
-            shares.append(known)
-            continue
-        s = dots[..., m]
-        for (earlier, added), share in zip(segment.sites, shares, strict=False):
-            s = s + share * (added * pulled[m][earlier]).sum(-1).view(1, -1, 1)
-        shares.append(bias_shares(s, rule=sharing.rule))  # type: ignore[arg-type]
-        total = (s if sharing.rule == "dot" else s.abs()).sum(-1)
-        undecided |= ((total == 0) & (vector != 0).any(-1)).any()
-    return None if bool(undecided) else shares
+def shares_of_layer(
+    x: Tensor,
+    sublayers: Sequence[Sublayer],
+    config: DecompXConfig,
+    sharing: Sharing,
+    pending: PendingBias | None,
+    rows: Iterable[slice],
+) -> list[Tensor] | None:
+    """How the biases of a layer after its attention are shared, of all positions: so that what is summed over the
+    sources of other processes is summed once for each bias.
+
+    Args:
+        x: ``[1, p, k, d]``, all positions, after the residual of the attention.
+        sublayers, config, sharing, pending: as for :func:`finish_by_operator_`; the rule weighs by dots.
+        rows: blocks of positions.
+
+    Returns:
+        ``[1, p, k]`` for each bias in order; ``None`` where dots are all zero, as there.
+    """
+    parts = []
+    for some in rows:
+        first, second = (at_rows(sublayer, some) for sublayer in sublayers)
+        own = None if pending is None else pending.at(some)
+        parts.append(_Weighed.of(x[:, some], _segment(first, second, config, own, wide(x.dtype)), sharing))
+    return _Weighed.joined(parts).shares(sharing, None if pending is None else pending.shares)
+
+
+@dataclass(frozen=True)
+class _Weighed:
+    """What the shares of a layer's biases follow from, at some positions.
+
+    Attributes:
+        spaces: where each bias is added.
+        dots: ``[1, p, k, m]``, of the vectors before any bias, with each bias pulled back to them.
+        added: ``[p, m, m]``, what the earlier bias (second axis), all of it, adds to the dots of the later one (first).
+        there: ``[p, m]``, whether a bias is other than zero.
+    """
+
+    spaces: tuple[str, ...]
+    dots: Tensor
+    added: Tensor
+    there: Tensor
+
+    @classmethod
+    def of(cls, x: Tensor, segment: Segment, sharing: Sharing) -> _Weighed:
+        """For ``x`` ``[1, p, k, d]``."""
+        p, sites = x.shape[1], segment.sites
+        pulled = [segment.pull(space, vector) for space, vector in sites]
+        functionals = torch.stack([functional["r"].expand(p, -1) for functional in pulled], dim=1).unsqueeze(0)
+        dots = functional_dots(x, functionals.contiguous(), backend=sharing.backend)
+        added = dots.new_zeros(p, len(sites), len(sites))
+        for m, functional in enumerate(pulled):
+            for earlier, (space, vector) in enumerate(sites[:m]):
+                added[:, m, earlier] = (vector * functional[space]).sum(-1)
+        there = torch.stack([(vector != 0).any(-1).expand(p) for _, vector in sites], dim=1)
+        return cls(tuple(space for space, _ in sites), dots, added, there)
+
+    @classmethod
+    def joined(cls, parts: Sequence[_Weighed]) -> _Weighed:
+        """Of the positions of all parts."""
+        dots = torch.cat([part.dots for part in parts], dim=1)
+        added, there = (torch.cat([getattr(part, name) for part in parts]) for name in ("added", "there"))
+        return cls(parts[0].spaces, dots, added, there)
+
+    def shares(self, sharing: Sharing, known: Tensor | None) -> list[Tensor] | None:
+        """The triangular recursion: ``s_m = R . g_m + sum_(l<m) omega_l (v_l . v_m pulled back to where l is added)``;
+        ``known`` are the shares of the attention's bias, if they are."""
+        shares: list[Tensor] = []
+        undecided = torch.zeros((), dtype=torch.bool, device=self.dots.device)
+        for m, space in enumerate(self.spaces):
+            if space == "r" and known is not None:
+                shares.append(known)
+                continue
+            s = self.dots[..., m]
+            for earlier, share in enumerate(shares):
+                s = s + share * self.added[:, m, earlier].view(1, -1, 1)
+            found, empty = sharing.shares_by_dots(s)
+            shares.append(found)
+            undecided |= (empty & self.there[:, m]).any()
+        return None if bool(undecided) else shares
 
 
 def _row(norm: Norm | None, v: Tensor) -> Tensor:

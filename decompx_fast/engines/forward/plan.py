@@ -7,25 +7,27 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 
 from ...bias_rules import FUNCTIONAL_RULES
-from ...config import LINEAR_BIAS_RULES, DecompXConfig
-from ...errors import OptionError
+from ...config import DecompXConfig
+from ...errors import OptionError, PlanError
 from ...ops import usable
 from ...ops.backends import native, product_choices, products
-from ..adjoint.plan import AdjointPlan
 from ..blocks import wide
 from ..memory import available_bytes
-from ..plan_text import PlanText, gib
+from ..plan_text import PlanText, gib, name_of
 from ..shape import ModelShape
+from ..shard import shard_width
+from ..storage import check_storage, default_folder, room_in
 from .costs import Blocks, Costs
 from .direct import is_one_op
 from .fitting import choose_blocks
+from .operations import exchanged_bytes
+from .ways_out import ways_out
 
 __all__ = ["PATHS", "Blocks", "ModelShape", "Plan", "plan", "rule_refusal"]
 
@@ -47,6 +49,10 @@ def plan(
     available: int | None = None,
     recorded: bool = False,
     limit: int | None = None,
+    ranks: int = 1,
+    ranks_here: int = 1,
+    storage: str = "memory",
+    folder: str | None = None,
 ) -> Plan:
     """Plan an explanation by the forward engine.
 
@@ -65,6 +71,10 @@ def plan(
         available: free bytes there; ``None`` to ask the system.
         recorded: whether the linearisation will hold what the model multiplied, which then counts too.
         limit: how many positions the model has; ``None`` for any number.
+        ranks: among how many processes the sources are divided.
+        ranks_here: how many of these share the free memory.
+        storage: of the state: ``memory``, or ``disk`` with a block at a time in memory.
+        folder: of the state on disk; ``None``: the system's for temporary files.
 
     Returns:
         The plan; its ``check()`` raises where it does not fit.
@@ -90,11 +100,33 @@ def plan(
         available=available,
         recorded=recorded,
         limit=limit,
+        ranks=ranks,
+        ranks_here=ranks_here,
+        storage=storage,
+        folder=folder,
     )
-    costs = _costs(shape, n_tokens, n_sources, batch, dtype, config, backend, device, recorded=recorded)
+    check_storage(storage, folder)
+    on_disk = storage == "disk"
+    costs = _costs(
+        shape,
+        n_tokens,
+        n_sources,
+        batch,
+        dtype,
+        config,
+        backend,
+        device,
+        recorded=recorded,
+        ranks=ranks,
+        on_disk=on_disk,
+    )
     chosen = _choose_path(costs, path, _operator_weight(costs, device))
     budget, blocks = choose_blocks(costs, chosen, workspace_bytes, device)
-    return Plan(costs, chosen, blocks, budget, device, available, again, limit)
+    free = None if available is None else available // ranks_here
+    if on_disk and folder is None:
+        folder = default_folder()
+    room = None if not on_disk or folder is None else room_in(folder) // ranks_here
+    return Plan(costs, chosen, blocks, budget, device, free, again, limit, folder, room)
 
 
 def _costs(
@@ -108,13 +140,19 @@ def _costs(
     device: torch.device,
     *,
     recorded: bool,
+    ranks: int,
+    on_disk: bool,
 ) -> Costs:
     """The request as formulas, with what this machine has for it."""
+    total = (n_tokens if n_sources is None else n_sources) + (config.bias == "bias_token")
     kernels, in_native = _has_kernels(backend, device, dtype), _has_native(backend, device, dtype)
     return Costs(
         shape=shape,
         n=n_tokens,
-        k=(n_tokens if n_sources is None else n_sources) + (config.bias == "bias_token"),
+        k=shard_width(total, ranks),
+        ranks=ranks,
+        total=total,
+        on_disk=on_disk,
         batch=batch,
         grouped=n_sources is not None,
         dtype=dtype,
@@ -199,6 +237,7 @@ class Plan(PlanText):
         available_bytes: what is free there, ``None`` if that is unknown.
         again: makes the plan of the same request, but for what is given by name, as for :func:`plan`.
         limit: how many positions the model has; ``None`` for any number.
+        folder, room_bytes: where the state is, if it is on disk, and what is free there.
     """
 
     costs: Costs
@@ -209,6 +248,8 @@ class Plan(PlanText):
     available_bytes: int | None
     again: Callable[..., Plan] = dataclasses.field(compare=False)
     limit: int | None = None
+    folder: str | None = None
+    room_bytes: int | None = None
 
     @property
     def n(self) -> int:
@@ -243,117 +284,66 @@ class Plan(PlanText):
     def rows(self) -> tuple[tuple[str, str], ...]:
         """What it says, line by line."""
         costs = self.costs
-        beside = self.peak_bytes - self.state_bytes - costs.kept_bytes()
+        held = 0 if costs.on_disk else self.state_bytes
+        beside = self.peak_bytes - held - costs.kept_bytes()
+        sources = f"{costs.k}" if costs.ranks == 1 else f"{costs.k} of {costs.total}"
         return (
             ("engine", "forward"),
             ("path", self.path),
-            ("input", f"{costs.batch} x {costs.n} tokens, {costs.k} sources each, in {_name(costs.dtype)}"),
+            ("input", f"{costs.batch} x {costs.n} tokens, {sources} sources each, in {name_of(costs.dtype)}"),
+            *self._rows_of_ranks(),
             ("peak", f"{gib(self.peak_bytes)} of tensors beside the model"),
-            ("  state", gib(self.state_bytes)),
+            ("  state", gib(held)),
             ("  workspace", f"{gib(beside)}, to fit in {gib(self.workspace_bytes)}"),
             ("  kept", gib(costs.kept_bytes())),
             *self.rows_of_memory(),
+            *self._rows_of_disk(),
             ("operations", f"{self.total_flops / 1e9:,.1f} GFLOP"),
             *((f"  {name}", f"{flops / 1e9:,.1f}") for name, flops in self.flops.items()),
             *self.rows_of_fit(),
         )
 
+    def _rows_of_ranks(self) -> Iterator[tuple[str, str]]:
+        if self.costs.ranks > 1:
+            yield "ranks", f"{self.costs.ranks}, each as follows"
+            yield "exchanged", f"{exchanged_bytes(self.costs) / 2**20:,.1f} MiB sent by each"
+
+    def _rows_of_disk(self) -> Iterator[tuple[str, str]]:
+        if self.costs.on_disk:
+            room = "" if self.room_bytes is None else f", where {gib(self.room_bytes)} are free"
+            yield "on disk", f"{gib(self.costs.disk_bytes())} in {self.folder}{room}"
+
+    @property
+    def exchanged_bytes(self) -> int:
+        """What each of several processes sends to the others."""
+        return exchanged_bytes(self.costs)
+
+    @property
+    def fits(self) -> bool:
+        """Whether the model has the positions, and the free memory and the disk suffice as far as that is known."""
+        return super().fits and self._has_room
+
+    @property
+    def _has_room(self) -> bool:
+        return self.room_bytes is None or self.costs.disk_bytes() <= self.room_bytes
+
+    def check(self) -> None:
+        if super().fits and not self._has_room:
+            raise PlanError(
+                f"storage='disk' needs {gib(self.costs.disk_bytes())} in {self.folder}, where "
+                f"{gib(self.room_bytes or 0)} are free: name another folder (folder=..., --folder), or make room"
+            )
+        super().check()
+
     def needs(self) -> str:
         costs = self.costs
+        sources = f"{costs.k}" if costs.ranks == 1 else f"{costs.k} of {costs.total}"
+        of_state = f", {gib(self.state_bytes)} of it for the decomposed state in {name_of(costs.dtype)}"
         return (
-            f"{costs.batch} x {costs.n} tokens with {costs.k} sources each need {gib(self.peak_bytes)} beside the "
-            f"model, {gib(self.state_bytes)} of it for the decomposed state in {_name(costs.dtype)}"
+            f"{costs.batch} x {costs.n} tokens with {sources} sources each need {gib(self.peak_bytes)} beside the "
+            f"model{'' if costs.on_disk else of_state}"
         )
 
     def find_ways_out(self) -> Iterator[str]:
         """What would fit, the least change first; where this fits, what would need clearly less."""
-        yield from _smaller(self)
-        if not self.fits:
-            yield from _groups(self)
-        yield from _adjoint(self)
-
-
-def _smaller(this: Plan) -> Iterator[str]:
-    """All single changes that suffice; where none does, the first of the smallest combinations that do."""
-    costs = this.costs
-    dtypes = [dtype for dtype in (torch.float32, torch.bfloat16) if dtype.itemsize < costs.dtype.itemsize]
-    choices: list[list[tuple[str, object] | None]] = [
-        [None, ("workspace_bytes", 1)],
-        [None, *([("batch", 1)] if costs.batch > 1 else [])],
-        [None, *(("dtype", dtype) for dtype in dtypes)],
-    ]
-    combinations = [[change for change in some if change is not None] for some in itertools.product(*choices)]
-    for size in (1, 2, 3):
-        found = False
-        for changes in combinations:
-            if len(changes) != size:
-                continue
-            other = this.again(**dict(changes))
-            if other.fits and other.peak_bytes < 0.9 * this.peak_bytes:
-                yield f"{_in_words([name for name, _ in changes], other)}, {gib(other.peak_bytes)}"
-                found = True
-                if size > 1:
-                    return
-        if found or this.fits:
-            return
-
-
-def _in_words(changed: list[str], other: Plan) -> str:
-    """How the user asks for these changes, in Python and on the command line."""
-    least, dtype = max(other.workspace_bytes >> 20, 1), _name(other.costs.dtype)
-    words = {
-        "batch": "inputs one at a time (batch_size=1, --batch-size 1)",
-        "dtype": f"dtype={dtype} (--dtype {dtype})",
-        "workspace_bytes": f"a smaller workspace (workspace_bytes={least} << 20, --workspace {least})",
-    }
-    return " with ".join(words[name] for name in words if name in changed)
-
-
-def _groups(this: Plan) -> Iterator[str]:
-    """With how many sources it would fit, if with any: by bisection, since more sources seldom need less."""
-    if this.available_bytes is None:
-        return
-    for words, batch in (("", this.costs.batch), (f" with {_in_words(['batch'], this)}", 1)):
-        low, high = 0, this.costs.k
-        while high - low > 1:
-            middle = (low + high) // 2
-            fits = this.again(n_sources=middle, batch=batch).fits
-            low, high = (middle, high) if fits else (low, middle)
-        if low > 0 and this.again(n_sources=low, batch=batch).fits:
-            yield f"sources in groups, at most {low} of them (sources='sentence' or 'word', --sources){words}"
-            return
-
-
-def _adjoint(this: Plan) -> Iterator[str]:
-    """The engine without a decomposed state, where that fits."""
-    costs, config = this.costs, this.costs.config
-    if not config.head or config.aggregation != "vector" or config.stages:
-        return
-    constants = torch.float64 if costs.dtype is torch.float64 else torch.float32
-    for batch, words in ((costs.batch, ""), (1, " and inputs one at a time (batch_size=1, --batch-size 1)")):
-        plan = AdjointPlan(
-            costs.shape,
-            costs.n,
-            batch,
-            costs.shape.classes,
-            constants,
-            config,
-            this.device,
-            this.available_bytes,
-        )
-        if plan.fits and plan.peak_bytes < this.peak_bytes:
-            rule = (
-                ""
-                if config.bias in LINEAR_BIAS_RULES or not costs.shape.biased
-                else f" with bias={_one_of(LINEAR_BIAS_RULES)}"
-            )
-            yield f"engine='adjoint' (--engine adjoint){rule}{words}, {gib(plan.peak_bytes)}: it forms no state"
-            return
-
-
-def _one_of(names: Sequence[str]) -> str:
-    return f"{', '.join(map(repr, names[:-1]))} or {names[-1]!r}"
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+        return ways_out(self)

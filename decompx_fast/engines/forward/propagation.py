@@ -12,42 +12,30 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ...bias_rules import DOT_RULES
 from ...config import DecompXConfig
 from ...linearize.layer import Attention, Convolution, Linearization, LinearizedLayer, Norm, Sublayer
 from ...ops.shares import safe_norm
 from ..accuracy import Conditioning, model_dtype_of
-from ..attribution import Attribution
-from ..bias import Rule
 from ..blocks import Workspace, blocks, wide
 from ..dtype_range import check_layer, finite_state
-from ..head import through_head
-from ..reach import Reach, equal_shares, equal_shares_at_head, reach_after, reach_of_convolution
+from ..reach import Reach, equal_shares, reach_after, reach_of_convolution
 from ..shape import form_refusal
-from ..terms import Terms, close, head_for, layer_weights_of
+from ..terms import Terms, head_for, layer_weights_of
+from .answer import of_sources, read_state
 from .attention import attend_, attend_row
+from .columns import beginning, sources_of_encoder, widen_
 from .convolution import Convolved, finish_convolution_
 from .direct import at_rows, finish_sublayer_
-from .first import attend_first
+from .first import attend_first, first_input
 from .layer_sum import LayerSum
 from .mixing import Mixing
 from .narrow import apply_narrow, has_narrow
-from .operator import finish_by_operator_
+from .operator import finish_by_operator_, shares_of_layer
 from .plan import Plan
 from .segments import attention_of, keeps_branch, rows_are_cheaper, segments
-from .sharing import PendingBias, Sharing
-
-
-@dataclass(frozen=True)
-class Step:
-    """A sublayer, and how biases reach the sources before an attention in it, and after; of a cross attention also the
-    shares ``[b, i, k]`` of its own, where they are known and others; for a convolution also what it gives each
-    position."""
-
-    sublayer: Sublayer
-    before: Sharing
-    after: Sharing
-    within: Tensor | None = None
-    convolved: Convolved | None = None
+from .sharing import PendingBias, Sharing, SharingInTurn
+from .step import Step
 
 
 @dataclass
@@ -55,7 +43,8 @@ class Propagation:
     """One explanation under way: the state, and what every layer needs to move it on.
 
     Attributes:
-        x: ``[b, i, k, d]``, the state; the last layer leaves of it the position that is read, and those asked for.
+        x: ``[b, i, k, d]``, the state; the last layer leaves of it the position that is read, and those asked for. Of
+            an encoder it has only the sources that its tokens belong to (:mod:`.columns`).
         memory: ``[b, j, k, d]``, of an encoder-decoder the encoder's last state, once it is there.
         held: the positions of the state that are left; ``None``: all.
     """
@@ -76,10 +65,12 @@ class Propagation:
         self.held: tuple[int, ...] | None = None
         self.stages: dict[str, Tensor] = {}
         self.conditioning = Conditioning(self.dtype, self.config.bias, model_dtype_of(self.linearization))
+        self.shard, self.storage = self.mixing.shard, self.mixing.storage
+        self.k = self.plan.costs.k  # of the sources that are here
+        self.total = self.k if self.shard is None else self.shard.total
         self._begin(0)
-        weights, k = layer_weights_of(self.linearization), self.plan.costs.k
-        start = (self.embedding, self.member, k, wide(self.dtype))
-        self.sum = None if weights is None else LayerSum.at_start(weights, *start)
+        weights = layer_weights_of(self.linearization)
+        self.sum = None if weights is None else self._start_sum(weights)
         self.keeps_rows = not {"encoder", "aggregated"}.isdisjoint(self.config.stages)
 
     def _begin(self, layer: int) -> None:
@@ -90,13 +81,16 @@ class Propagation:
         self.mixing = dataclasses.replace(self.mixing, member=self.member[:, self.own])
         self.reach: Reach | None = Reach.at_start(self.linearization, layer)
         b, n, d = self.embedding.shape
-        self.x = self.embedding.new_empty(b, n, self.plan.costs.k, d)
+        self.x = self._whole = self.storage.empty(self.embedding, b, n, self.k, d)
+        alone = self.shard is None and not self.storage.in_blocks  # all sources are here, and in memory
+        if encoder is not None and layer < encoder.layers and alone:
+            self.x = beginning(self._whole, sources_of_encoder(encoder, self.member, self.embedding, self.config))
 
     def apply(self, layer: LinearizedLayer) -> None:
         """Move the state through one layer."""
         encoder = self.linearization.encoder
         if encoder is not None and layer.index == encoder.layers:
-            self.memory = self.x
+            self.memory = widen_(self._whole, self.x, collects=self.sharing.collects)
             self._begin(layer.index)
             self._put_embedding()
         check_layer(layer, self.dtype)
@@ -120,11 +114,11 @@ class Propagation:
                 self._segment(part, first=first, ride=ride, by_operator=by_operator)
         finite_state(self.x, layer.index)
         if self.sum is not None:
-            mean = self._read_state() if last else self.x.mean(1, keepdim=True, dtype=wide(self.dtype))
+            mean = read_state(self) if last else of_sources(self, lambda x: x.mean(1, True, dtype=wide(self.dtype)))
             self.sum.add(layer.index, mean)
         if last and self.positions:
             rows = slice(len(self.head.positions), None) if self.held is not None else list(self.positions)
-            self.stages["rows"] = self._as_stage(self.x[:, rows])
+            self.stages["rows"] = self.as_stage(self.x[:, rows])
         self._keep("encoder", layer.index, self.x)
         self._keep("aggregated", layer.index, self.x)
 
@@ -145,15 +139,16 @@ class Propagation:
         """How biases reach the sources that have come so far."""
         if self.config.bias != "equal":
             return self.sharing
-        n_sources = self.plan.costs.k - self.sharing.collects
-        shares = equal_shares(reach, self.member, n_sources, wide(self.dtype))  # [b, i, k]
+        shares = equal_shares(reach, self.member, self.total, wide(self.dtype))  # [b, i, k]
+        shares = shares if self.shard is None else self.shard.columns(shares)
         return dataclasses.replace(self.sharing, known=shares.flatten(0, 1)[None])
 
     def _segment(self, part: Sequence[Step], *, first: bool, ride: bool, by_operator: bool) -> None:
         """An attention and everything position-wise after it, for all positions."""
         pending, branch = None, None
         has_attention = part[0].sublayer.has_attention
-        if has_attention and not first and not by_operator and self._joins(part[0]):
+        at_once = self._shares_at_once(part)
+        if has_attention and not first and not by_operator and not at_once and self._joins(part[0]):
             self._attend_and_norm(part[0], ride=ride)
             part = part[1:]
         elif has_attention:
@@ -163,15 +158,26 @@ class Propagation:
         if not part:
             return
         positions = self.x.shape[0] * self.x.shape[1]
-        if not by_operator:
-            for rows in blocks(positions, self.plan.blocks.direct_rows):
-                self._finish(part, self.x, branch, pending, rows, rows)
-            return
-        for rows in blocks(positions, self.plan.blocks.operator_rows):
-            if not self._finish_by_operator(part, pending, rows):
-                for few in blocks(rows.stop - rows.start, self.plan.blocks.direct_rows):
-                    these = slice(rows.start + few.start, rows.start + few.stop)
-                    self._finish(part, self.x, branch, pending, these, these)
+        most = self.plan.blocks.operator_rows if by_operator else self.plan.blocks.direct_rows
+        shares = None
+        if at_once:
+            sublayers, blocks_of_rows = [step.sublayer for step in part], self.storage.blocks(positions, most)
+            x, sharing = self.x.flatten(0, 1)[None], part[0].after
+            whole = None if pending is None else pending.at(slice(None))
+            shares = shares_of_layer(x, sublayers, self.config, sharing, whole, blocks_of_rows)
+        for rows in self.storage.blocks(positions, most):
+            known = None if shares is None else [share[:, rows] for share in shares]
+            if by_operator and self._finish_by_operator(part, pending, rows, known):
+                continue
+            for few in blocks(rows.stop - rows.start, self.plan.blocks.direct_rows):
+                these = slice(rows.start + few.start, rows.start + few.stop)
+                turns = None if shares is None else [share[:, these] for share in shares]
+                self._finish(part, self.x, branch, pending, these, these, turns)
+
+    def _shares_at_once(self, part: Sequence[Step]) -> bool:
+        """Whether all biases of a layer are shared before anything is added: where processes must sum for each."""
+        dots = self.shard is not None and self.config.bias in DOT_RULES and self.config.ffn
+        return dots and form_refusal([step.sublayer for step in part]) is None
 
     def _rows_are_cheaper(self, part: Sequence[Step]) -> bool:
         """Whether a last segment costs less row by row, mixed before it is projected, than for all positions."""
@@ -220,9 +226,15 @@ class Propagation:
         pending: PendingBias | None,
         rows: slice,
         constants: slice,
+        shares: Sequence[Tensor] | None = None,
     ) -> None:
-        """Everything position-wise of a segment, at some rows of the state and their constants."""
+        """Everything position-wise of a segment, at some rows of the state and their constants; ``shares``
+        ``[1, p, k]`` are those of each bias, where they are known beforehand."""
         x = x.flatten(0, 1)[None, rows]  # [1, p, k, d]
+        if shares is not None:
+            first = pending is not None and pending.shares is not None  # which is shared by these
+            in_turn = SharingInTurn(self.config.bias, self.sharing.backend, turns=iter(shares[first:]))
+            part = [dataclasses.replace(step, before=in_turn, after=in_turn) for step in part]
         for step in part:
             if step.convolved is not None:
                 sublayer, convolved = at_rows(step.sublayer, constants), step.convolved.at(constants)
@@ -240,7 +252,9 @@ class Propagation:
             )
             pending, branch = None, None
 
-    def _finish_by_operator(self, part: Sequence[Step], pending: PendingBias | None, rows: slice) -> bool:
+    def _finish_by_operator(
+        self, part: Sequence[Step], pending: PendingBias | None, rows: slice, shares: Sequence[Tensor] | None
+    ) -> bool:
         """The same as one matrix per position; False, and nothing done, where the direct path must decide."""
         return finish_by_operator_(
             self.x.flatten(0, 1)[None, rows],
@@ -251,6 +265,7 @@ class Propagation:
             self.workspace,
             pending=None if pending is None else pending.at(rows),
             precision=self.mixing.precision,
+            known=shares,
         )
 
     def _attend(self, step: Step, *, first: bool, ride: bool) -> tuple[PendingBias | None, Tensor | None]:
@@ -258,7 +273,9 @@ class Propagation:
         sublayer = step.sublayer
         op, (read, pre_norm) = attention_of(sublayer), self._attended(sublayer)
         apart = keeps_branch(sublayer, self.config)
-        start = self._first_input(pre_norm, op) if first and not apart else None
+        start = None
+        if first and not apart:
+            start = first_input(self.embedding, self.linearization.embedding[:, self.own], pre_norm, op, self.config)
         if start is not None:
             u, common = start
             pending = attend_first(self.x, u, op, self.mixing, common=common, ride=ride)
@@ -267,7 +284,7 @@ class Propagation:
         if first:
             self._put_embedding()
         shares = self._norm_shares(pre_norm, step.before)
-        branch = torch.zeros_like(self.x) if apart else None
+        branch = self.storage.zeros(self.x, *self.x.shape) if apart else None
         out = self.x if branch is None else branch
         pending = attend_(read, op, self.mixing, pre_norm=pre_norm, pre_shares=shares, ride=ride, out=out)
         return _shared_by(step.within, pending), branch
@@ -295,7 +312,7 @@ class Propagation:
 
         def join(z: Tensor, bias: Tensor | None) -> None:
             x, z = self.x.flatten(0, 1)[None], z.flatten(0, 1)[None]  # [1, p, k, d]
-            for rows in blocks(x.shape[1], self.plan.blocks.direct_rows):
+            for rows in self.storage.blocks(x.shape[1], self.plan.blocks.direct_rows):
                 norm = at_rows(sublayer, rows).post_norm if self.config.ln1 else None
                 step.after.at(rows).add_norm_(x[:, rows], z[:, rows], bias, norm, after_residual=after_residual)
 
@@ -304,32 +321,21 @@ class Propagation:
         op = attention_of(sublayer)
         attend_(read, op, self.mixing, pre_norm=pre_norm, pre_shares=shares, ride=ride, out=self.x, join=join)
 
-    def _first_input(self, norm: Norm | None, op: Attention) -> tuple[Tensor, Tensor | None] | None:
-        """What the first attention reads where each token's vector is its own source's alone, and what one source has
-        at every position beside it; ``None`` where a token has no vector, so that all sources share the bias, or where
-        what one source has is not passed on unchanged."""
-        if norm is None:
-            return self.embedding, None
-        u = norm.linear(self.linearization.embedding[:, self.own])
-        if norm.bias is None or self.config.bias == "none":
-            return u.to(self.dtype), None
-        if self.config.bias in ("cls", "bias_token"):
-            if op.pattern.sink is not None:
-                return None
-            return u.to(self.dtype), norm.bias.to(self.dtype)
-        empty = self.config.bias != "equal" and bool((u == 0).all(-1).any())
-        return None if empty else ((u + norm.bias).to(self.dtype), None)
-
     def _put_embedding(self) -> None:
         """``X[i,k] = x[i]`` where token ``i`` belongs to source ``k``, else 0."""
-        self.x.zero_()
+        n = self.x.shape[1]
+        for rows in self.storage.blocks(n, self.plan.blocks.direct_rows if self.storage.in_blocks else n):
+            self.x[:, rows] = 0
         self._add_embedding()
 
     def _add_embedding(self) -> None:
-        b, n = self.x.shape[:2]
-        items = torch.arange(b, device=self.x.device)[:, None]
-        tokens = torch.arange(n, device=self.x.device)
-        self.x[items, tokens, self.mixing.member] += self.embedding
+        items, tokens, sources = self.mixing.tokens_here(self.mixing.member, self.k)
+        self.x[items, tokens, sources] += self.embedding[items, tokens]
+
+    def _start_sum(self, weights: Tensor) -> LayerSum:
+        """The sum over layers of what the head reads, with the embedding in it."""
+        here = self.mixing.tokens_here(self.member, self.k)
+        return LayerSum.at_start(weights, self.embedding, here, self.k, wide(self.dtype))
 
     def _norm_shares(self, norm: Norm | None, sharing: Sharing) -> Tensor | None:
         """How the bias of a norm before an attention is shared, ``[b, i, k]``; the state stays as it is."""
@@ -339,7 +345,7 @@ class Propagation:
         if sharing.known is not None:
             return sharing.known.view(b, n, k)
         shares = self.x.new_empty(1, b * n, k, dtype=wide(self.dtype))
-        for rows in blocks(b * n, self.plan.blocks.direct_rows):
+        for rows in self.storage.blocks(b * n, self.plan.blocks.direct_rows):
             (u,) = self.workspace.take((1, rows.stop - rows.start, k, d))
             u.copy_(self.x.flatten(0, 1)[None, rows])
             std = norm.std.reshape(1, -1)[:, rows]
@@ -349,40 +355,12 @@ class Propagation:
 
     def _keep(self, stage: str, layer: int, x: Tensor) -> None:
         if stage in self.config.stages:
-            self.stages[f"{stage}.{layer}"] = self._as_stage(x)
+            self.stages[f"{stage}.{layer}"] = self.as_stage(x)
 
-    def _as_stage(self, x: Tensor) -> Tensor:
-        norms = self.config.stage_output == "norm"
-        return safe_norm(x) if norms else x.clone()
-
-    def finish(self) -> Attribution:
-        """The scores at the rows that the head reads, in float32 at least."""
-        rows = self._read().to(wide(self.dtype))  # [b, r, k, d]
-        if not self.config.head:
-            true = self.output if self.held is None else self.output[:, list(self.held)]
-            gap = (self.x.sum(2, dtype=rows.dtype) - true).abs().amax((1, 2)).double()
-            return Attribution(self.head.reading.pick_rows(safe_norm(rows).transpose(1, 2)), None, gap, self.stages)
-        scores, bias_token = through_head(rows, self.head, self.config, self._rule_at_head, self._keep_pooled)
-        return close(scores, bias_token, self.linearization, self.terms, self.stages)
-
-    def _read(self) -> Tensor:
-        """What the head reads, ``[b, r, k, d]``."""
-        return self._read_state() if self.sum is None else self.sum.total
-
-    def _read_state(self) -> Tensor:
-        """What the head reads of the state."""
-        return self.head.read(self.x, self.held, wide(self.dtype))
-
-    def _rule_at_head(self, name: str) -> Rule:
-        """How a rule shares biases among the sources of what the head reads."""
-        if name != "equal":
-            return Rule(name)
-        n_sources, rows = self.plan.costs.k - self.sharing.collects, self.head.reading.rows
-        return Rule(name, equal_shares_at_head(self.reach, rows, self.member, n_sources, wide(self.dtype)))
-
-    def _keep_pooled(self, pooled: Tensor) -> None:
-        alone = self.terms is None or self.terms.positions is None
-        self._keep("pooler", self.linearization.num_layers - 1, pooled.squeeze(1) if alone else pooled)
+    def as_stage(self, x: Tensor) -> Tensor:
+        """What is kept of ``x`` ``[b, i, k, d]``, over all sources."""
+        stage = safe_norm(x) if self.config.stage_output == "norm" else x.clone()
+        return stage if self.shard is None else self.shard.gather(stage, 2)
 
 
 def _shared_by(shares: Tensor | None, pending: PendingBias | None) -> PendingBias | None:

@@ -8,7 +8,9 @@ results are those of the reference engine.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
@@ -19,8 +21,12 @@ from ...linearize.layer import Linearization, LinearizedLayer
 from ..attribution import Attribution
 from ..blocks import Workspace
 from ..dtype_range import check_embedding, finite
+from ..exchange import Exchange
 from ..shape import ModelShape
+from ..shard import Shard
+from ..storage import storage_of
 from ..terms import Terms
+from .answer import answer
 from .checks import check_options, check_positions, count_sources
 from .mixing import Mixing
 from .plan import plan
@@ -39,6 +45,9 @@ def attribute(
     path: str = "auto",
     backend: str = "auto",
     workspace_bytes: int | None = None,
+    exchange: Exchange | None = None,
+    storage: str = "memory",
+    folder: str | None = None,
 ) -> Attribution:
     """Decompose what a model gives for a batch.
 
@@ -60,6 +69,11 @@ def attribute(
         backend: of the ops: ``auto``, ``triton``, ``native`` or ``torch``.
         workspace_bytes: how much memory all but the state may take, if one row and one source fit in it; ``None``:
             :func:`decompx_fast.engines.memory.default_workspace`.
+        exchange: with the processes among which the sources are divided, each of which calls this with the same
+            arguments and gets the whole answer; ``None``: this one has all.
+        storage: ``memory``, or ``disk``: the state is in a file, of which a block at a time is in memory. A layer reads
+            and writes it twice.
+        folder: of the file; ``None``: the system's for temporary files.
 
     Returns:
         Scores of every column (without a head, norms of the row of each term), and the stages that were asked for.
@@ -68,29 +82,44 @@ def attribute(
         OptionError: for what only the reference engine does, or a path that the model or the rule does not have.
         InputError: for sources that are not numbered, or positions that do not exist.
         NumericalError: if the numbers leave the range of the dtype; names a wider one.
-        PlanError: if it cannot fit in the free memory, with the numbers and the ways out.
-        BackendError: if the named backend cannot be used.
+        PlanError: if it cannot fit in the free memory or on the disk, with the numbers and the ways out.
+        BackendError: if the named backend cannot be used, or the other processes cannot be reached.
+        DecompXError: what made another process fail, of the same class.
 
     Source: DecompX (ACL 2023), section 3; the authors' code for ``variant="released"``.
     """
     check_options(config)
     run: Propagation | None = None
-    with torch.no_grad():
+    start = functools.partial(
+        _start,
+        linearization,
+        config,
+        dtype,
+        sources,
+        terms,
+        positions,
+        path,
+        backend,
+        workspace_bytes,
+        exchange,
+        storage,
+        folder,
+    )
+    with torch.no_grad(), nullcontext() if exchange is None else exchange.together():
         for layer in linearization.layers():
-            if run is None:
-                run = _start(
-                    linearization, layer, config, dtype, sources, terms, positions, path, backend, workspace_bytes
-                )
+            run = run or start(layer)
             run.apply(layer)
         if run is None:
             raise InputError("linearization has no layers")
-        result = dataclasses.replace(run.finish(), expected_error=run.conditioning.estimate)
+        error = run.conditioning.estimate
+        if error is not None and run.shard is not None and run.dtype is torch.float16:
+            error = run.shard.exchange.largest(error)  # which follows from the largest vectors, of float16 alone
+        result = dataclasses.replace(answer(run), expected_error=error)
         return finite(result, run.dtype)
 
 
 def _start(
     linearization: Linearization,
-    layer: LinearizedLayer,
     config: DecompXConfig,
     dtype: torch.dtype | None,
     sources: Tensor | None,
@@ -99,10 +128,15 @@ def _start(
     path: str,
     backend: str,
     workspace_bytes: int | None,
+    exchange: Exchange | None,
+    storage: str,
+    folder: str | None,
+    layer: LinearizedLayer,
 ) -> Propagation:
     embedding = linearization.embedding
     dtype = dtype or embedding.dtype
     b, n, _ = embedding.shape
+    states = storage_of(storage, folder, embedding.device)
     check_embedding(embedding, dtype)
     wanted = check_positions(positions, n)
     if linearization.encoder is not None:
@@ -119,9 +153,16 @@ def _start(
         backend=backend,
         workspace_bytes=workspace_bytes,
         device=embedding.device,
+        ranks=1 if exchange is None else exchange.ranks,
+        ranks_here=1 if exchange is None or embedding.device.type != "cpu" else exchange.ranks_here(),
+        storage=storage,
+        folder=folder,
     )
     the_plan.check()
+    if exchange is not None:
+        _check_same(exchange, embedding, (the_plan.costs, the_plan.path, the_plan.blocks, wanted))
     member = torch.arange(n, device=embedding.device).expand(b, n) if sources is None else sources
+    shard = None if exchange is None or exchange.ranks == 1 else Shard.of(exchange, the_plan.costs.total)
     workspace = Workspace(the_plan.buffer_numel, dtype, embedding.device)
     mixing = Mixing(
         config.bias,
@@ -132,7 +173,26 @@ def _start(
         workspace,
         member.to(embedding.device),
         grouped=sources is not None,
+        shard=shard,
+        storage=states,
     )
-    return Propagation(
-        linearization, config, the_plan, workspace, mixing, Sharing(config.bias, backend), dtype, wanted, terms
-    )
+    sharing = Sharing(config.bias, backend, shard=shard)
+    return Propagation(linearization, config, the_plan, workspace, mixing, sharing, dtype, wanted, terms)
+
+
+def _check_same(exchange: Exchange, embedding: Tensor, asked: tuple[object, ...]) -> None:
+    """Whether all processes were given the same input and options, so that their parts belong together.
+
+    Raises:
+        InputError: names the first process that was given others.
+    """
+    sizes = torch.linalg.vector_norm(embedding.double(), dim=-1).flatten().cpu()
+    found = exchange.gather_objects((asked, sizes))
+    for rank, (theirs, other) in enumerate(found):
+        # Devices of other kinds round differently.
+        if theirs != found[0][0] or not torch.allclose(other, found[0][1], rtol=1e-3, atol=0):
+            what = "input" if theirs == found[0][0] else "input, or other options"
+            raise InputError(
+                f"rank {rank} of the group was given another {what} than rank 0, or its device is of another kind: all "
+                "must call with the same arguments, and compute alike"
+            )

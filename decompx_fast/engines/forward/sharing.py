@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from ...linearize.layer import Norm
 from ...ops import activation_, add_norm_, bias_shares, bias_split_, functional_dots, layernorm_, vector_shares
-from ...ops.shares import absolute_similarity, nonzero_sources, safe_norm
+from ...ops.shares import absolute_similarity, nonzero_sources, safe_norm, size_of
 from ..blocks import wide
+from ..shard import Shard
 
 
 @dataclass(frozen=True)
@@ -22,11 +24,14 @@ class Sharing:
         rule: of the configuration.
         backend: of the ops.
         known: ``[1, p, k]`` under ``equal``: the shares at the positions that are worked on, float32 at least.
+        shard: the part of the sources that is here; ``None``: all are. Otherwise the ops share no bias, since they know
+            nothing of the others.
     """
 
     rule: str
     backend: str
     known: Tensor | None = None
+    shard: Shard | None = None
 
     def at(self, rows: slice | Tensor) -> Sharing:
         """The same at some positions of the joined axis of batch and positions."""
@@ -40,7 +45,18 @@ class Sharing:
     @property
     def _by_ops(self) -> bool:
         """Whether the ops share the biases."""
-        return not self.collects and self.known is None
+        return not self.collects and self.known is None and self.shard is None
+
+    @property
+    def takes_all(self) -> bool:
+        """Whether one source takes every bias."""
+        return self.collects or self.rule == "cls"
+
+    @property
+    def receiver(self) -> int | None:
+        """Which of the sources here takes every bias, if it is here."""
+        source = -1 if self.collects else 0
+        return source if self.shard is None else self.shard.place(source)
 
     @property
     def _options(self) -> dict[str, str]:
@@ -58,11 +74,15 @@ class Sharing:
             self._put_(x, bias)
 
     def _put_(self, x: Tensor, bias: Tensor) -> None:
-        """The same where no op is needed; ``bias`` may be ``[1, p, d]`` too."""
-        if self.collects:
-            x[..., -1, :] += bias
-        elif self.known is not None:
-            x.addcmul_(self.known.unsqueeze(-1).to(x.dtype), bias.to(x.dtype).unsqueeze(-2))
+        """The same where the ops do not do it; ``bias`` may be ``[1, p, d]`` too."""
+        if self.rule == "none":
+            return
+        if self.takes_all:
+            if self.receiver is not None:
+                x[..., self.receiver, :] += bias
+            return
+        shares = self.shares(x, bias) if self.known is None else self.known
+        x.addcmul_(shares.unsqueeze(-1).to(x.dtype), bias.to(x.dtype).unsqueeze(-2))
 
     def norm_(self, x: Tensor, norm: Norm | None) -> None:
         """Equation 7: the linear part of a norm, then its bias shared; ``norm.std`` is ``[1, p]``."""
@@ -130,27 +150,70 @@ class Sharing:
         dtype = wide(u.dtype)
         if self.known is not None:
             return bias.to(dtype), self.known.to(dtype).contiguous()
-        if self.collects or self.rule == "cls":
-            shares = torch.zeros(u.shape[:-1], dtype=dtype, device=u.device)
-            shares[..., -1 if self.collects else 0] = 1
-            return bias.to(dtype), shares
+        if self.takes_all:
+            return bias.to(dtype), self._to_one(u)
         functional = (weight.to(dtype) @ bias.to(dtype)).expand(*u.shape[:2], 1, -1)
         dots = functional_dots(u, functional, backend=self.backend).squeeze(-1)
+        shares, undecided = self.shares_by_dots(dots)
+        return None if bool(undecided.any()) else (bias.to(dtype), shares)
+
+    def shares_by_dots(self, dots: Tensor) -> tuple[Tensor, Tensor]:
+        """The shares ``[..., k]`` by the dots of the vectors, and where these are all zero, ``[...]``, so that only the
+        vectors could tell; for a rule that weighs by dots."""
         weights = dots if self.rule == "dot" else dots.abs()
-        if bool((weights.sum(-1) == 0).any()):
-            return None
-        return bias.to(dtype), bias_shares(dots, rule=self.rule)  # type: ignore[arg-type]
+        if self.shard is not None:
+            return self.shard.shares(weights, lambda: torch.ones_like(dots, dtype=torch.bool), signed=self._signed)
+        return bias_shares(dots, rule=self.rule), weights.sum(-1) == 0  # type: ignore[arg-type]
+
+    @property
+    def _signed(self) -> bool:
+        return self.rule == "dot"
+
+    def _to_one(self, u: Tensor) -> Tensor:
+        """The shares ``[..., k]`` where one source takes all."""
+        shares = torch.zeros(u.shape[:-1], dtype=wide(u.dtype), device=u.device)
+        if self.receiver is not None:
+            shares[..., self.receiver] = 1
+        return shares
 
     def shares(self, u: Tensor, bias: Tensor) -> Tensor:
         """``[1, p, k]``, the share of each source by the vectors ``u`` ``[1, p, k, d]``, float32 at least; for every
         rule but ``none``."""
-        if self.collects:
-            shares = u.new_zeros(u.shape[:-1])
-            shares[..., -1] = 1
-            return shares
+        if self.takes_all:
+            return self._to_one(u)
         if self.known is not None:
             return self.known
-        return vector_shares(u, bias.to(u.dtype), rule=self.rule)  # type: ignore[arg-type]
+        if self.shard is None:
+            return vector_shares(u, bias.to(u.dtype), rule=self.rule)  # type: ignore[arg-type]
+        bias = bias.to(wide(u.dtype))
+        weights = weigh(u, bias / size_of(bias), self.rule, self.backend)
+        return self.shard.shares(weights, lambda: nonzero_sources(u), signed=self._signed)[0]
+
+
+@dataclass(frozen=True)
+class SharingInTurn(Sharing):
+    """The same where the shares of every bias are known before any is added.
+
+    Attributes:
+        turns: ``[1, p, k]`` each, in the order in which the biases are added.
+    """
+
+    turns: Iterator[Tensor] = field(default_factory=lambda: iter(()))
+
+    @property
+    def _by_ops(self) -> bool:
+        return False
+
+    def at(self, rows: slice | Tensor) -> Sharing:
+        return self  # they are those of the positions that are worked on
+
+    def shares(self, u: Tensor, bias: Tensor) -> Tensor:
+        return next(self.turns)
+
+    def shares_before(
+        self, u: Tensor, weight: Tensor, bias: Tensor | None
+    ) -> tuple[Tensor | None, Tensor | None] | None:
+        return (None, None) if bias is None else (bias.to(wide(u.dtype)), next(self.turns).contiguous())
 
 
 @dataclass(frozen=True)
@@ -184,18 +247,20 @@ class ShareCollector:
         rule: one of :data:`decompx_fast.bias_rules.VECTOR_RULES`.
         like: ``[b, i, k, d]``, the shape and dtype of the vectors.
         backend: of the op that takes the dots.
+        shard: the part of the sources that is here; ``None``: all are.
     """
 
-    def __init__(self, bias: Tensor, rule: str, like: Tensor, backend: str) -> None:
+    def __init__(self, bias: Tensor, rule: str, like: Tensor, backend: str, shard: Shard | None = None) -> None:
         self._bias = bias.to(wide(like.dtype))
         self._rule = rule
         self._backend = backend
+        self._shard = shard
         self._weights = torch.zeros(like.shape[:-1], dtype=self._bias.dtype, device=like.device)
         self._nonzero: Tensor | None = None
 
     def add(self, z: Tensor, sources: slice) -> None:
         """The vectors ``[b, i, k, d]`` of some sources."""
-        weights = self._weigh(z)
+        weights = weigh(z, self._bias, self._rule, self._backend)
         self._weights[:, :, sources] = weights
         # Which vectors are zero matters only where the weights add up to nothing, which is rare, and costs a read.
         if self._rule == "dot" or bool((weights.sum(-1) == 0).any()):
@@ -205,16 +270,24 @@ class ShareCollector:
 
     def shares(self) -> Tensor:
         """``[b, i, k]``, adding up to one over the sources."""
-        return bias_shares(self._weights, rule="dot", nonzero=self._nonzero)
+        if self._shard is None:
+            return bias_shares(self._weights, rule="dot", nonzero=self._nonzero)
+        return self._shard.shares(self._weights, self._there, signed=self._rule == "dot")[0]
 
-    def _weigh(self, z: Tensor) -> Tensor:
-        if self._rule == "norm":
-            return safe_norm(z)
-        functional = self._bias.unsqueeze(-2).expand(*z.shape[:2], 1, -1).contiguous()
-        dots = functional_dots(z, functional, backend=self._backend).squeeze(-1)
-        if self._rule == "abssim":
-            return absolute_similarity(z, self._bias, dots)
-        return dots if self._rule == "dot" else dots.abs()
+    def _there(self) -> Tensor:
+        return torch.ones_like(self._weights, dtype=torch.bool) if self._nonzero is None else self._nonzero
+
+
+def weigh(u: Tensor, bias: Tensor, rule: str, backend: str) -> Tensor:
+    """What a rule weighs each vector of ``u`` ``[b, i, k, d]`` by, ``[b, i, k]`` in float32 at least, but for a factor
+    common to the sources; ``bias`` is ``[d]`` or ``[b, i, d]``."""
+    if rule == "norm":
+        return safe_norm(u)
+    functional = bias.unsqueeze(-2).expand(*u.shape[:2], 1, -1).contiguous()
+    dots = functional_dots(u, functional, backend=backend).squeeze(-1)
+    if rule == "abssim":
+        return absolute_similarity(u, bias, dots)
+    return dots if rule == "dot" else dots.abs()
 
 
 def _to(constant: Tensor | None, x: Tensor) -> Tensor | None:

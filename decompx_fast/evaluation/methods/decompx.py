@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 from torch import Tensor
 
 from ...config import DecompXConfig
 from ...engines.choose import Execution, attribute, choose_engine
+from ...explainer import DecompX
 from ...linearize.layer import Linearization
 from ..linearized import score_batches
 from ..method import Problem, method
+
+#: Steps of a path, and random sets of tokens besides.
+STEPS, FEW_STEPS = 10, 3
 
 
 @method(
@@ -72,6 +79,50 @@ def decompx_no_head(problem: Problem) -> list[Tensor]:
 def decompx_released(problem: Problem) -> list[Tensor]:
     """The full method in the variant of the released code; complete as well."""
     return _decompose(problem, DecompXConfig(variant="released"))
+
+
+@method(
+    "decompx-paths",
+    "DecompX along paths",
+    signed=True,
+    about=f"DecompX averaged over texts of which ever more is masked, its own most important tokens first, and random "
+    f"tokens: {STEPS} of each, complete to the difference of the logits of the text and of nothing but masks "
+    "(decompx_fast.engines.path).",
+)
+def decompx_paths(problem: Problem) -> list[Tensor]:
+    """Of the text itself by the full method, of the others without biases, which takes two passes each.
+
+    Raises:
+        InputError: if the tokenizer has no mask token.
+    """
+    return _along_paths(problem, STEPS)
+
+
+@method(
+    "decompx-paths-3",
+    f"DecompX along paths, {FEW_STEPS} steps",
+    signed=True,
+    about=f"DecompX along paths with {FEW_STEPS} steps, for about half of the time.",
+)
+def decompx_paths_3(problem: Problem) -> list[Tensor]:
+    """As :func:`decompx_paths`, with fewer versions of each text."""
+    return _along_paths(problem, FEW_STEPS)
+
+
+def _along_paths(problem: Problem, steps: int) -> list[Tensor]:
+    explainer = DecompX(problem.model, problem.tokenizer)
+    scores: list[Tensor] = [torch.empty(0)] * len(problem.inputs)
+    alike: dict[tuple[int, int, tuple[str, ...]], list[int]] = {}  # of one class and length, with the same parts
+    for n, (one, target) in enumerate(zip(problem.inputs, problem.classes, strict=True)):
+        alike.setdefault((target, len(one), tuple(one.inputs)), []).append(n)
+    for (target, _, names), members in alike.items():
+        rows = [problem.inputs[n] for n in members]
+        encoding = {name: [one.inputs[name].tolist() for one in rows] for name in names}
+        encoding["special_tokens_mask"] = [[int(special) for special in one.special] for one in rows]
+        asked: dict[str, Any] = {"targets": target, "steps": steps, "seed": problem.seed, "progress": False}
+        for n, found in zip(members, explainer.explain(encoding, **asked), strict=True):
+            scores[n] = found.scores[:, 0].double()
+    return scores
 
 
 def _decompose(problem: Problem, config: DecompXConfig) -> list[Tensor]:

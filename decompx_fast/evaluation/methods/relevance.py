@@ -71,8 +71,10 @@ def attn_lrp(problem: Problem) -> list[Tensor]:
         with plain_autograd(device, grad=True):
             x = linearization.embedding.clone().requires_grad_()
             state = forward(spec.layers, x, linearization.contexts)
-            read = linearization.head(state.detach()).read(state)[:, 0]  # compares with the model's own logits
-            logit = class_logit(partial(head, spec.head), target)(read)
+            own = linearization.head(state.detach())  # compares with the model's own logits
+            rows = own.read(state)  # [b, r, d], of which the mean of the logits is wanted where there are several
+            logit = class_logit(partial(head, spec.head), target)(rows.flatten(0, 1)).unflatten(0, rows.shape[:2])
+            logit = own.reading.together(logit)[:, 0]
             relevance = gradient_times_input(logit, x)
             scores.append(relevance[0].double().cpu())
     return scores

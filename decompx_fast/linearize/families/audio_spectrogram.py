@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from ..reading.parts import Module, Parts, model_spec
+from ..reading.parts import Module, Parts, model_spec, plain_attention
 from ..reading.pictures import CLASS, pair, vit_layer
 from ..reading.sounds import fixed_grid
 from ..spec import HeadStepSpec, InputLimits, ModelSpec, SoundLimits
@@ -32,8 +32,7 @@ def ast(model: Module) -> ModelSpec:
         InputLimits(None, {}, sound=sound),
         read=Pooled(((0, 2),)),
         final_norm=(parts[f"{base}.layernorm"], parts.norm(f"{base}.layernorm")),
-        # transformers' plain attention takes its softmax in float32 here, whatever the dtype
-        in_float32=getattr(config, "_attn_implementation", None) == "eager",
+        in_float32=plain_attention(model),
     )
 
 

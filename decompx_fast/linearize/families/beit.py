@@ -8,7 +8,7 @@ from functools import partial
 from torch import Tensor, nn
 
 from ..reading.parts import Module, Parts
-from ..reading.pictures import CLASS, picture_model, pictures_of, scaled_layer, vit_layer
+from ..reading.pictures import CLASS, nested_attention, picture_model, pictures_of, scaled_layer, vit_layer
 from ..spec import Context, HeadStepSpec, LayerSpec, ModelSpec, PictureLimits
 from ..terms import Pooled
 
@@ -40,11 +40,9 @@ def data2vec(model: Module) -> ModelSpec:
     shared = getattr(model.data2vec_vision.encoder, "relative_position_bias", None)
 
     def layer(parts: Parts, picture: PictureLimits) -> LayerSpec:
-        own = parts["attention.attention"]
-        tables = [table for table in (shared, getattr(own, "relative_position_bias", None)) if table is not None]
-        positions = partial(beit_positions, tables=tables, patch=picture.patch)
-        paths = [f"attention.{name}" for name in ("attention.query", "attention.key", "attention.value")]
-        attend = parts.attention([*paths, "attention.output.dense"], heads=own.num_attention_heads, positions=positions)
+        own = getattr(parts["attention.attention"], "relative_position_bias", None)
+        tables = [table for table in (shared, own) if table is not None]
+        attend = nested_attention(parts, partial(beit_positions, tables=tables, patch=picture.patch))
         feed = parts.network("intermediate.dense", "output.dense", "intermediate.intermediate_act_fn")
         norms = "layernorm_before", "layernorm_after"
         return scaled_layer(parts, norms, attend, feed, (parts["lambda_1"], parts["lambda_2"]))

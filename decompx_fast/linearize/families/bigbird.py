@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from torch import Tensor
 from ...activations import get_activation
 from ..reading.heads import BARE, PREDICTIONS, TOKENS, HeadKind, headed, in_turn
 from ..reading.parts import Module, Parts, embedding_limits, stack, whole
-from ..spec import AttentionSpec, Context, HubSpec, LayerSpec, ModelSpec
+from ..spec import AttentionSpec, Context, HubSpec, LayerSpec, ModelSpec, SublayerSpec
 from .bert import bert_layer
 
 
@@ -77,6 +78,42 @@ def bigbird(model: Module) -> ModelSpec:
     return replace(spec, head=(parts.step("classifier.dense", name), parts.step("classifier.out_proj")))
 
 
+def question_types(inputs: Mapping[str, Tensor], *, separator: int) -> dict[str, Any]:
+    """Which of the two texts each token is of, as the model has it where it is not told: the first ends at the first
+    separator."""
+    if "token_type_ids" in inputs:
+        return {}
+    ids = inputs["input_ids"]
+    question = (ids == separator).int().argmax(-1, keepdim=True) + 1
+    return {"token_type_ids": (torch.arange(ids.shape[1], device=ids.device) >= question).long()}
+
+
+def answers(model: Module) -> ModelSpec:
+    """``BigBirdForQuestionAnswering``: a network of its own after the last layer, which is that layer's last sublayer
+    here, and one map. What the model takes off the question's tokens, so that none is an answer, is left out."""
+    spec = bigbird_body(model, "bert")
+    parts = Parts(model, "", spec.width)
+    head = parts.below("qa_classifier")
+    feed = head.network("intermediate.dense", "output.dense", "intermediate.intermediate_act_fn")
+    last = (*spec.layers[-1], SublayerSpec((feed,), post_norm=head.norm("output.LayerNorm")))
+    return replace(
+        spec,
+        layers=(*spec.layers[:-1], last),
+        state_modules=(*spec.state_modules[:-1], head["output"]),
+        head=(parts.step("qa_classifier.qa_outputs"),),
+        read="each",
+        backbone=model.bert,
+        tail=model.qa_classifier,
+        given=partial(question_types, separator=model.sep_token_id),
+        outputs_of=_answer_logits,
+    )
+
+
+def _answer_logits(model: Module, rows: Tensor) -> Tensor:
+    found: Tensor = model.qa_classifier(rows)
+    return found
+
+
 def _pooled(path: str) -> HeadKind:
     """The pooler with its activation, which are no module of their own, and one map."""
     pooler = ("bert.pooler", "bert.activation")
@@ -92,6 +129,7 @@ _HEADS = {
 }
 
 FAMILIES: dict[str, Callable[[Module], ModelSpec]] = {
+    "BigBirdForQuestionAnswering": answers,
     "BigBirdForSequenceClassification": bigbird,
     **headed("BigBird", bigbird_body, "bert", _HEADS),
 }

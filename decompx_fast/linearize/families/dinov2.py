@@ -6,15 +6,33 @@ from collections.abc import Callable
 from functools import partial
 
 from ..reading.parts import Module, Parts
-from ..reading.pictures import CLASS, layer_of, picture_model, pictures_of
-from ..spec import LayerSpec, ModelSpec
+from ..reading.pictures import ATTENTION, CLASS, nested_attention, picture_model, pictures_of, scaled_layer
+from ..spec import FeedForwardSpec, LayerSpec, ModelSpec
 from ..terms import Pooled
 
 
 def dinov2_layer(layer: Parts) -> LayerSpec:
-    """Norm, attention, scale, add; norm, network, scale, add; the network may be gated."""
+    """Norm, attention, scale, add; norm, network, scale, add; the network may be gated.
+
+    Earlier versions of transformers name and nest the modules otherwise, and store gates and values as one.
+    """
+    attention, network = layer["attention"], layer["mlp"]
+    if hasattr(attention, "q_proj"):
+        heads = getattr(attention, "num_attention_heads", None) or attention.num_heads
+        attend = layer.attention(ATTENTION, heads=heads, size=attention.head_dim)
+    else:
+        attend = nested_attention(layer)
+    if hasattr(network, "gate_proj"):
+        feed = layer.network("mlp.up_proj", "mlp.down_proj", "mlp.act_fn", "mlp.gate_proj")
+    elif hasattr(network, "weights_in"):
+        both = layer.affine("mlp.weights_in")
+        gate, value = both.part(0, 2), both.part(1, 2)
+        feed = FeedForwardSpec(value, layer.affine("mlp.weights_out", value.weight.shape[1]), "silu", gate)
+    else:
+        activation = "mlp.activation_fn" if hasattr(network, "activation_fn") else "mlp.activation"
+        feed = layer.network("mlp.fc1", "mlp.fc2", activation)
     scales = layer["layer_scale1.lambda1"], layer["layer_scale2.lambda1"]
-    return layer_of(layer, ("norm1", "norm2"), scales=scales)
+    return scaled_layer(layer, ("norm1", "norm2"), attend, feed, scales)
 
 
 def dinov2(model: Module, base: str = "dinov2") -> ModelSpec:

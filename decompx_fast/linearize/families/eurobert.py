@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ...errors import UnsupportedModelError
-from ..reading.heads import BARE, TOKENS, headed, linear
+from ..reading.heads import BARE, TOKENS, Read, headed, linear
 from ..reading.parts import Module, Parts, embedding_limits, stack, whole
 from ..reading.rotary_attention import attention
 from ..spec import LayerSpec, ModelSpec, SublayerSpec
@@ -29,17 +29,19 @@ def eurobert_body(model: Module, encoder: str) -> ModelSpec:
 
 
 def eurobert(model: Module) -> ModelSpec:
-    """``EuroBertForSequenceClassification``: dense, activation, classifier, on the first token or the mean."""
+    """``EuroBertForSequenceClassification``: dense, activation, classifier, on the first token, the mean, or each."""
     pooling = model.classifier_pooling
-    if pooling not in ("bos", "mean"):
-        raise UnsupportedModelError(
-            f"classifier_pooling={pooling!r} applies the head to every token and takes the mean of the logits: only "
-            "'bos' and 'mean' can be explained yet"
-        )
+    if pooling not in EUROBERT_READ:
+        raise UnsupportedModelError(f"classifier_pooling={pooling!r}: supported are {', '.join(EUROBERT_READ)}")
     spec = eurobert_body(model, "model")
     parts = Parts(model, "", spec.width)
     head = (parts.step("dense", parts.activation("activation")), parts.step("classifier"))
-    return replace(spec, head=head, read="mean" if pooling == "mean" else 0)
+    return replace(spec, head=head, read=EUROBERT_READ[pooling])
+
+
+#: What is read, by the option ``classifier_pooling``: the first token, the mean of all, or each, whose logits are
+#: averaged.
+EUROBERT_READ: dict[str, Read] = {"bos": 0, "mean": "mean", "late": "averaged"}
 
 
 _EUROBERT = {"ForTokenClassification": TOKENS, "ForMaskedLM": linear("lm_head"), "Model": BARE}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..reading.decoder import heads
-from ..reading.parts import Parts, embedding_limits, pre_norm, stack
+from ..reading.parts import Parts, embedding_limits, plain_attention, pre_norm, stack
 from ..spec import LayerSpec, ModelSpec
 
 
@@ -41,7 +41,8 @@ def gpt2(parts: Parts) -> ModelSpec:
 
 def bigcode(parts: Parts) -> ModelSpec:
     """GPT-BigCode."""
-    return stack(parts, "h", bigcode_layer, norm="ln_f", limits=embedding_limits(parts, "wte", "wpe", "wte"))
+    limits = embedding_limits(parts, "wte", "wpe", "wte")
+    return stack(parts, "h", bigcode_layer, norm="ln_f", limits=limits, in_float32=plain_attention(parts.module))
 
 
 FAMILIES = {

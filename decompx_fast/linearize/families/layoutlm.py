@@ -9,7 +9,7 @@ from functools import partial
 from ..readers import embedding_module
 from ..reading.classifiers import classifier, pooler_and_classifier
 from ..reading.heads import BARE, PREDICTIONS, SPANS, TOKENS, headed
-from ..reading.parts import Module, Parts
+from ..reading.parts import Module, Parts, plain_attention
 from ..spec import ModelSpec
 from .bert import bert_body
 
@@ -20,7 +20,8 @@ def layoutlm_body(model: Module, encoder: str) -> ModelSpec:
     embeddings = embeddings.below(encoder).below("embeddings")
     names = [f"{axis}_position_embeddings" for axis in "xyhw"]
     size = min(embedding_module(embeddings[name], f"{embeddings.name}.{name}").num_embeddings for name in names)
-    return replace(spec, limits=replace(spec.limits, sizes={**spec.limits.sizes, "bbox": size}))
+    limits = replace(spec.limits, sizes={**spec.limits.sizes, "bbox": size})
+    return replace(spec, limits=limits, in_float32=plain_attention(model))
 
 
 _LAYOUTLM = {

@@ -11,9 +11,20 @@ from dataclasses import replace
 from torch import nn
 
 from ...errors import UnsupportedModelError
+from ..readers import stored
 from ..reading.heads import BARE, SPANS, TOKENS, HeadKind, headed, in_turn
 from ..reading.parts import Module, Parts, embedding_limits, stack, whole
-from ..spec import Affine, AttentionSpec, HeadStepSpec, LayerSpec, ModelSpec, NormSpec, StateMapSpec, SublayerSpec
+from ..spec import (
+    Affine,
+    AttentionSpec,
+    HeadStepSpec,
+    LayerSpec,
+    ModelSpec,
+    NormSpec,
+    Stacked,
+    StateMapSpec,
+    SublayerSpec,
+)
 
 
 def norm(parts: Parts, path: str) -> NormSpec:
@@ -84,6 +95,14 @@ def _pooled(path: str) -> HeadKind:
     return HeadKind(steps, in_turn(calls=(path,), pooler="mobilebert.pooler").call, read=0)
 
 
+def _predictions(parts: Parts) -> tuple[HeadStepSpec, ...]:
+    """Dense, activation, norm, and a map to the vocabulary: the embeddings, and below them more rows of their own."""
+    head = parts.below("cls.predictions")
+    dense = head.step("transform.dense", head.activation("transform.transform_act_fn"), "transform.LayerNorm")
+    words, more = (stored(head[name], "weight", f"{head.name}.{name}") for name in ("decoder", "dense"))
+    return dense, HeadStepSpec(Stacked.of((words.T, more), head["decoder.bias"].detach()))
+
+
 def mobilebert(model: Module) -> ModelSpec:
     """``MobileBertForSequenceClassification``: pooler, classifier."""
     spec = mobilebert_body(model, "mobilebert")
@@ -93,6 +112,7 @@ def mobilebert(model: Module) -> ModelSpec:
 _HEADS = {
     "ForTokenClassification": TOKENS,
     "ForQuestionAnswering": SPANS,
+    "ForMaskedLM": HeadKind(_predictions, in_turn(calls=("cls",)).call),
     "ForNextSentencePrediction": _pooled("cls.seq_relationship"),
     "ForPreTraining": _pooled("cls.seq_relationship"),
     "ForMultipleChoice": _pooled("classifier"),

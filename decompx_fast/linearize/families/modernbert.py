@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..reading.heads import BARE, HeadKind, Read, headed, in_turn
-from ..reading.parts import Module, Parts, embedding_limits, pre_norm, stack, whole
+from ..reading.parts import Module, Parts, embedding_limits, plain_attention, pre_norm, stack, whole
 from ..reading.positions import rotary_positions_in_float32
 from ..spec import FeedForwardSpec, LayerSpec, ModelSpec
 
@@ -30,7 +30,7 @@ def modernbert_body(model: Module, encoder: str) -> ModelSpec:
     """The layers, whatever the head; ``encoder`` is where they are in the model."""
     base = whole(model, encoder)
     limits = embedding_limits(base.below("embeddings"), "tok_embeddings", most=model.config.max_position_embeddings)
-    return stack(base, "layers", modernbert_layer, limits=limits, norm="final_norm")
+    return stack(base, "layers", modernbert_layer, limits=limits, norm="final_norm", in_float32=plain_attention(model))
 
 
 def _pooling(model: Module) -> Read:

@@ -7,7 +7,7 @@ from functools import partial
 
 from ..reading.decoder import heads
 from ..reading.heads import HeadKind
-from ..reading.parts import Parts, embedding_limits, post_norm, pre_norm, stack
+from ..reading.parts import Parts, embedding_limits, plain_attention, post_norm, pre_norm, stack
 from ..spec import HeadStepSpec, LayerSpec, ModelSpec
 
 
@@ -30,7 +30,7 @@ def opt(parts: Parts) -> ModelSpec:
     parts, config = parts.below("decoder"), parts.module.config
     limits = embedding_limits(parts, "embed_tokens", None, None, most=config.max_position_embeddings)
     norm = None if parts["final_layer_norm"] is None else "final_layer_norm"
-    return stack(parts, "layers", opt_layer, norm=norm, limits=limits)
+    return stack(parts, "layers", opt_layer, norm=norm, limits=limits, in_float32=plain_attention(parts.module))
 
 
 def narrowed(head: HeadKind) -> HeadKind:

@@ -6,10 +6,12 @@ import inspect
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from ...errors import UnsupportedModelError
 from ..reading.encoder_decoder import CLASSES_AT_END, Stack, headed, joined, next_token, of_text
 from ..reading.heads import BARE, SPANS, TOKENS, HeadKind, with_head
 from ..reading.parts import Module, Parts, model_spec
@@ -35,6 +37,12 @@ def block(layer: Parts, first: Module) -> LayerSpec:
     layer, whose positions those have that have none of their own."""
     own, decodes = layer["layer.0.SelfAttention"], bool(layer["is_decoder"])
     positions = partial(relative, attention=own if own.has_relative_attention_bias else first)
+
+    if decodes and own.config._attn_implementation == "sdpa" and not getattr(own, "is_causal", True):
+        raise UnsupportedModelError(
+            f"{layer.name} attends to what comes after a token, unless there is padding: so do UMT5's decoders in some "
+            "versions of transformers (5.17 is one). Load the model with attn_implementation='eager'"
+        )
 
     def attend(path: str) -> AttentionSpec:
         paths = [f"{path}.{name}" for name in "qkvo"]
@@ -77,11 +85,21 @@ def _parts(model: Module) -> Parts:
     return Parts(model, "", model.config.d_model)
 
 
-def generator(model: Module, *, scales: bool) -> ModelSpec:
-    """What the model writes, token by token; a class that ``scales`` does so where its configuration says it."""
-    config = model.config  # earlier versions of transformers say it by the embeddings that are tied
-    scaled = scales and getattr(config, "scale_decoder_outputs", config.tie_word_embeddings)
+#: By what a class decides whether states are multiplied before the head; by the second in earlier versions.
+SCALES = ("scale_decoder_outputs", "tie_word_embeddings")
+
+
+def generator(model: Module) -> ModelSpec:
+    """What the model writes, token by token."""
+    scaled = any(getattr(model.config, name) for name in SCALES if name in _names_in_forward(model))
     return headed(model, body(_parts(model)), next_token(scale=_scale if scaled else None), None)
+
+
+def _names_in_forward(model: Module) -> tuple[str, ...]:
+    """What transformers' own forward of a class looks at: the code of a version says it, and nothing that it holds."""
+    own: Any = next(cls for cls in type(model).__mro__ if cls.__module__.startswith("transformers."))
+    names: tuple[str, ...] = inspect.unwrap(own.forward).__code__.co_names
+    return names
 
 
 def _scale(model: Module) -> float:
@@ -106,7 +124,7 @@ def encoder(model: Module, *, base: str, head: HeadKind) -> ModelSpec:
 def families(prefix: str) -> dict[str, Callable[[Module], ModelSpec]]:
     """The classes of a project, by their names."""
     return {
-        f"{prefix}ForConditionalGeneration": partial(generator, scales=prefix != "MT5"),
+        f"{prefix}ForConditionalGeneration": generator,
         f"{prefix}ForSequenceClassification": classifier,
         f"{prefix}ForQuestionAnswering": spans,
         f"{prefix}ForTokenClassification": partial(encoder, base="transformer", head=TOKENS),

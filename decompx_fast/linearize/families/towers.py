@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import InputError, UnsupportedModelError
-from ..reading.parts import Module, Parts, Read, model_spec
+from ..reading.parts import Module, Parts, Read, model_spec, plain_attention
 from ..reading.pictures import CLASS, PLAIN, clip_layer, picture_model, pictures_of
 from ..spec import (
     Affine,
@@ -37,7 +37,7 @@ def end_of_text(inputs: Mapping[str, Tensor], *, token: int | None) -> Tensor:
 
 def text_tower(model: Module, read: Read, *, causal: bool, padded: bool, after: str) -> ModelSpec:
     """An encoder of texts; ``after`` is the path of the map after it."""
-    parts, config, embeddings = Parts(model, "", model.config.hidden_size), model.config, model.encoder.embeddings
+    parts, embeddings = Parts(model, "", model.config.hidden_size), model.encoder.embeddings
     most = embeddings.position_embedding.num_embeddings
     spec = model_spec(
         parts.each("encoder.encoder.layers"),
@@ -46,7 +46,7 @@ def text_tower(model: Module, read: Read, *, causal: bool, padded: bool, after: 
         InputLimits(most, {"input_ids": embeddings.token_embedding.num_embeddings}, padded=padded),
         read=read,
         final_norm=(parts["encoder.final_layer_norm"], parts.norm("encoder.final_layer_norm")),
-        in_float32=getattr(config, "_attn_implementation", None) == "eager",
+        in_float32=plain_attention(model),
     )
     return spec
 

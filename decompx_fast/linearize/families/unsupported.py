@@ -10,8 +10,8 @@ _APPROXIMATED = "its attention is approximated, so that it has no weights that s
 _OTHER_INPUTS = "it reads more than a text (a page's layout, a table, entities), and that would need scores as well"
 
 _SQUAD = (
-    "its head looks for the end of an answer by the start that it found, so that its outputs are no function of a "
-    "position alone; the class that ends in Simple can be explained"
+    "the logit of an answer's end is made of the states at two positions at once, the end's and that of a start that a "
+    "search found before, so that it is no output at a position; the class that ends in Simple can be explained"
 )
 _MERGED_PATCHES = "it merges neighbouring patches between layers, so that positions are no patches any more"
 _LATENT = "its positions are latent vectors, not patches"
@@ -43,9 +43,6 @@ SOUNDS: dict[str, str] = {
 #: Why not, by the name of the class in transformers: all of them.
 UNSUPPORTED: dict[str, str] = {
     "BartModel": _BOTH_STATES,
-    "BigBirdForQuestionAnswering": (
-        "its head is a network of its own with a residual connection, and hides the question's tokens from the answer"
-    ),
     "BigBirdPegasusForConditionalGeneration": _CHOSEN_POSITIONS,
     "BigBirdPegasusForSequenceClassification": _CHOSEN_POSITIONS,
     "CanineForSequenceClassification": "it shortens the sequence of characters and lengthens it again between layers",
@@ -65,9 +62,6 @@ UNSUPPORTED: dict[str, str] = {
         "its encoder attends blocks of neighbours, or means of blocks besides, which cannot be described yet"
     ),
     "LukeForSequenceClassification": _OTHER_INPUTS,
-    "MobileBertForMaskedLM": (
-        "the map to its vocabulary is put together of two, which would have to be copied; other heads can be explained"
-    ),
     "MraForSequenceClassification": _APPROXIMATED,
     "MT5Model": _BOTH_STATES,
     "MvpForConditionalGeneration": "its layers may have learned prompts, which are no tokens of the text",

@@ -157,7 +157,8 @@ def attention(layer: Parts, kind: Kind) -> AttentionSpec:
         positions=_positions(layer, kind),
     )
     sink = getattr(module, "sinks", None)
-    softcap = module.attn_logit_softcapping if kind.capped else None
+    # PyTorch's fused attention, which earlier versions of transformers let Gemma 2 have, caps nothing
+    softcap = module.attn_logit_softcapping if kind.capped and config._attn_implementation != "sdpa" else None
     return replace(spec, softcap=softcap, sink=None if sink is None else sink.detach())
 
 

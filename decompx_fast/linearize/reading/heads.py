@@ -19,7 +19,7 @@ from ..spec import HeadStepSpec, ModelSpec
 from .parts import KNOWN_ACTIVATIONS, Module, Parts
 
 #: What a head reads by itself, as :class:`..spec.ModelSpec` has it.
-Read = int | Literal["mean", "each"] | Callable[[Mapping[str, Tensor]], Tensor]
+Read = int | Literal["mean", "averaged", "each"] | Callable[[Mapping[str, Tensor]], Tensor]
 
 
 @dataclass(frozen=True)

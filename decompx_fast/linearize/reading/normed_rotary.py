@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..spec import AttentionSpec, Context, FeedForwardSpec, LayerSpec, ModelSpec, NormSpec, Positions
-from .parts import Parts, embedding_limits, pre_norm, stack
+from .parts import Parts, embedding_limits, plain_attention, pre_norm, stack
 from .positions import rotary_positions
 
 
@@ -73,4 +73,4 @@ def one_after_the_other(layer: Parts, attend: AttentionSpec, feed: FeedForwardSp
 def decoder(parts: Parts, describe_layer: Callable[[Parts], LayerSpec], words: str, norm: str) -> ModelSpec:
     """The layers and the norm after them; ``words`` is the path of the embedding."""
     limits = embedding_limits(parts, words, None, None, most=parts.module.config.max_position_embeddings)
-    return stack(parts, "layers", describe_layer, norm=norm, limits=limits)
+    return stack(parts, "layers", describe_layer, norm=norm, limits=limits, in_float32=plain_attention(parts.module))

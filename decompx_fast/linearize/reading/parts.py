@@ -27,7 +27,7 @@ from ..spec import (
 from ..terms import Pooled
 
 #: What a head reads by itself, as :class:`..spec.ModelSpec` has it.
-Read = int | Literal["mean", "each"] | Pooled | Callable[[Mapping[str, Tensor]], Tensor]
+Read = int | Literal["mean", "averaged", "each"] | Pooled | Callable[[Mapping[str, Tensor]], Tensor]
 
 #: A module of transformers: what parts it has is known only when it runs.
 Module = Any
@@ -279,6 +279,12 @@ def stack(
         in_float32=in_float32,
     )
     return replace(spec, in_place=in_place)
+
+
+def plain_attention(model: Module) -> bool:
+    """Whether a model attends by transformers' plain implementation, whose softmax is in float32 in most architectures,
+    whatever the dtype."""
+    return getattr(model.config, "_attn_implementation", None) == "eager"
 
 
 def embedding_limits(

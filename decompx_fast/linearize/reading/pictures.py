@@ -19,13 +19,14 @@ from ..spec import (
     PictureLimits,
     SublayerSpec,
 )
-from .parts import Module, Parts, Read, model_spec
+from .parts import Module, Parts, Read, model_spec, plain_attention
 
 #: The name of the position of the class in all of these models.
 CLASS = "[CLS]"
 
 ATTENTION = ["attention.q_proj", "attention.k_proj", "attention.v_proj", "attention.o_proj"]
 
+NESTED = ("attention.query", "attention.key", "attention.value", "output.dense")
 PLAIN = ("mlp.fc1", "mlp.fc2", "mlp.activation_fn")
 
 
@@ -49,11 +50,7 @@ def layer_of(
     module = layer[attention[0].split(".")[0]]
     heads = getattr(module, "num_attention_heads", None) or module.num_heads
     attend = layer.attention(attention, heads=heads, size=module.head_dim, positions=positions, causal=causal)
-    gated = hasattr(layer["mlp"], "gate_proj")
-    feed = (
-        layer.network("mlp.up_proj", "mlp.down_proj", "mlp.act_fn", "mlp.gate_proj") if gated else layer.network(*PLAIN)
-    )
-    return scaled_layer(layer, norms, attend, feed, scales)
+    return scaled_layer(layer, norms, attend, layer.network(*PLAIN), scales)
 
 
 def scaled_layer(
@@ -127,8 +124,7 @@ def picture_model(
         InputLimits(None, {}, picture),
         read=read,
         final_norm=None if norm is None else (parts[norm], parts.norm(norm)),
-        # transformers' plain attention takes its softmax in float32, whatever the dtype
-        in_float32=getattr(model.config, "_attn_implementation", None) == "eager",
+        in_float32=plain_attention(model),
     )
     return replace(spec, given=partial(interpolated, size=picture.size) if asks else None)
 
@@ -136,6 +132,12 @@ def picture_model(
 def classifier(parts: Parts) -> tuple[HeadStepSpec, ...]:
     """One map."""
     return (parts.step("classifier"),)
+
+
+def nested_attention(layer: Parts, positions: Callable[..., Any] | None = None) -> AttentionSpec:
+    """An attention whose maps are named as BERT's, in modules below it."""
+    paths = [f"attention.{name}" for name in NESTED]
+    return layer.attention(paths, heads=layer["attention.attention"].num_attention_heads, positions=positions)
 
 
 vit_layer = partial(layer_of, norms=("layernorm_before", "layernorm_after"))

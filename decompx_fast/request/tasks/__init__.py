@@ -49,7 +49,7 @@ _FOR = {
     "ignore_labels": "token classification",
     "continuation": "language models",
     "generate": "language models",
-    "seed": "language models that write",
+    "seed": "language models that write, and scores along paths (steps=)",
     "contrast": "language models",
     "answer": "language models",
 }

@@ -1,0 +1,240 @@
+"""Explanations along paths: the same question of many versions of each text, of which some sources are gone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import zip_longest
+
+import torch
+from torch import Tensor
+
+from ..engines.path import Path, mean_scores, random_sets, step_sizes
+from ..errors import InputError, OptionError
+from ..linearize.spec import ModelSpec
+from ..request.batching import BATCH_BYTES, Pair
+from ..request.encoded import Encoded
+from ..request.sources import Sources
+from ..request.versions import Baseline, Players, fill_of, generator_of, version
+from ..result.explanation import Explanation
+from ..result.failure import Failure
+from .compiling import outside_compiler
+from .composing import source_fields
+from .job import Job, run_or_fail
+
+#: What draws the random sets, beside the text and the seed.
+PURPOSE = "paths"
+
+
+@dataclass(frozen=True)
+class Walk:
+    """The versions of one text, along the path of one column.
+
+    Attributes:
+        encoded: the text.
+        players: what leaves.
+        path: what has left.
+        sizes: how many sources leave in each step.
+    """
+
+    encoded: Encoded
+    players: Players
+    path: Path
+    sizes: list[int]
+
+    def next(self, count: int, fill: int | None) -> Encoded:
+        """The text after one more step."""
+        self.path.leave(count)
+        return version(self.encoded, self.players.absent(self.path.present), fill)
+
+    def arrive(self, found: Explanation) -> None:
+        """What the model and the scores of a single column say of it."""
+        scores = self.players.scores(found.scores.double(), self.path.present)
+        self.path.arrive(found.target_logits[0].item(), scores[:, 0])
+
+
+@dataclass(frozen=True)
+class Sets:
+    """The versions of one text with random sets of its sources.
+
+    Attributes:
+        encoded: the text.
+        players: what may be gone.
+        present: ``[s, p]`` bool.
+    """
+
+    encoded: Encoded
+    players: Players
+    present: Tensor
+
+    def versions(self, fill: int | None) -> list[Encoded]:
+        return [version(self.encoded, self.players.absent(row), fill) for row in self.present]
+
+    def scores(self, found: Sequence[Explanation]) -> Tensor:
+        """``[s, p, c]``, of what was found of each version."""
+        rows = zip(found, self.present, strict=True)
+        return torch.stack([self.players.scores(one.scores.double(), row) for one, row in rows])
+
+
+class PathJob:
+    """A job whose scores are the mean of those along a path to a baseline and those of random sets of sources.
+
+    Args:
+        whole: explains each text, token by token.
+        versions: explains each version of it: the same, by a rule of biases that takes two passes of the model.
+        steps: of each path, at most, and how many random sets there are besides.
+        baseline: what becomes of sources that are gone.
+        seed: of the random sets.
+        spec: of the model.
+
+    Raises:
+        OptionError: for what cannot be asked along a path.
+        InputError: for a baseline that the tokenizer does not have.
+    """
+
+    def __init__(
+        self, whole: Job, versions: Job, *, steps: int, baseline: Baseline, seed: int, spec: ModelSpec
+    ) -> None:
+        for name, value, least in (("steps", steps, 1), ("seed", seed, 0)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise OptionError(f"{name}={value!r}: use a whole number from {least}, or leave it out")
+        self.steps, self.baseline, self.seed = steps, baseline, seed
+        self.fill = fill_of(baseline, whole.explainer.tokenizer)
+        _check_asked(whole, steps)
+        _check_model(whole, spec, steps, baseline)
+        self._whole, self._versions = whole, versions
+
+    def bytes_of(self, pair: Pair) -> int:
+        """What one input takes while it is computed, roughly: versions are computed by batches of their own."""
+        return self._whole.bytes_of((pair[0], None))
+
+    @outside_compiler
+    def run(self, batch: Sequence[Pair]) -> list[Explanation]:
+        """Explain inputs of the same length and the same number of sources."""
+        start = time.perf_counter()
+        found = self._whole.run([(encoded, None) for encoded, _ in batch])
+        players = [self._players(encoded, sources) for encoded, sources in batch]
+        columns = range(len(found[0].targets))
+        walks = [self._walked(column, batch, found, players) for column in columns]  # [c][n]
+        sets = [self._drawn(encoded, own) for (encoded, _), own in zip(batch, players, strict=True)]
+        answers = iter(_in_batches(self._versions, [one for drawn in sets for one in drawn.versions(self.fill)]))
+        scores = [drawn.scores([next(answers) for _ in drawn.present]) for drawn in sets]
+        seconds = (time.perf_counter() - start) / len(batch)
+        return [
+            self._explanation(found[n], pair, sets[n], scores[n], [of_column[n] for of_column in walks], seconds)
+            for n, pair in enumerate(batch)
+        ]
+
+    def run_all(self, batches: Sequence[Sequence[Pair]], *, skip: bool) -> list[Sequence[Explanation | Failure]]:
+        """As :meth:`Job.run_all`, in one process."""
+        return [run_or_fail(self.run, batch) if skip else self.run(batch) for batch in batches]
+
+    def _players(self, encoded: Encoded, sources: Sources | None) -> Players:
+        if self.baseline == "remove" and not any(encoded.special):
+            raise InputError(
+                f"input {encoded.number}: baseline='remove' takes out all tokens at last, and this text has no special "
+                "tokens that would stay: use baseline='mask' or 'pad'"
+            )
+        return Players.of(encoded, sources)
+
+    def _walked(
+        self, column: int, batch: Sequence[Pair], found: Sequence[Explanation], players: Sequence[Players]
+    ) -> list[Walk]:
+        """The path of one column of each input, to its end."""
+        job, walks = self._versions.of_column(column), []
+        for (encoded, _), whole, own in zip(batch, found, players, strict=True):
+            path = Path(own.scores(whole.scores.double())[:, column], whole.target_logits[column].item())
+            walks.append(Walk(encoded, own, path, step_sizes(len(own), self.steps)))
+        for counts in zip_longest(*(walk.sizes for walk in walks)):
+            going = [(walk, count) for walk, count in zip(walks, counts, strict=True) if count]
+            versions = [walk.next(count, self.fill) for walk, count in going]
+            for (walk, _), one in zip(going, _in_batches(job, versions), strict=True):
+                walk.arrive(one)
+        return walks
+
+    def _drawn(self, encoded: Encoded, players: Players) -> Sets:
+        generator = generator_of(encoded.ids, self.seed, PURPOSE)
+        return Sets(encoded, players, random_sets(len(players), self.steps, generator))
+
+    def _explanation(
+        self, whole: Explanation, pair: Pair, sets: Sets, of_sets: Tensor, walks: Sequence[Walk], seconds: float
+    ) -> Explanation:
+        (encoded, sources), players = pair, sets.players
+        baseline = torch.tensor([walk.path.value for walk in walks], dtype=torch.float64, device="cpu")
+        value = whole.target_logits.double()
+        along = torch.stack([walk.path.shared() for walk in walks], dim=1)  # [p, c]
+        own = players.scores(whole.scores.double())
+        mean, error = mean_scores(sets.present, of_sets, own, value - baseline)
+        count = len(encoded) if sources is None else len(sources)
+        scores = torch.zeros(count, len(walks), dtype=torch.float64, device="cpu")
+        scores[players.sources] = (along + mean) / 2
+        largest = error[~error.isnan()].amax().item() / 2 if not error.isnan().all() else None
+        about = {
+            "steps": self.steps,
+            "baseline": self.baseline,
+            "seed": self.seed,
+            "versions": len(sets.present) + sum(len(walk.sizes) for walk in walks),
+            "versions_bias": self._versions.config.bias,
+            "standard_error": None if largest is None else float(f"{largest:.2g}"),
+        }
+        return replace(
+            whole,
+            **source_fields(encoded, sources),
+            scores=scores,
+            completeness_error=(scores.sum(0) + baseline - value).abs().max().item(),
+            bias_token=None,
+            bias_sites=None,
+            component_shares={},
+            baseline_logits=baseline,
+            time_s=seconds,
+            metadata={**whole.metadata, **about},
+        )
+
+
+def _in_batches(job: Job, versions: Sequence[Encoded]) -> list[Explanation]:
+    """Explain inputs of any lengths, equally long ones together as far as they fit."""
+    alike: dict[int, list[int]] = {}
+    for place, one in enumerate(versions):
+        alike.setdefault(len(one), []).append(place)
+    found: dict[int, Explanation] = {}
+    for places in alike.values():
+        size = max(1, BATCH_BYTES // max(job.bytes_of((versions[places[0]], None)), 1))
+        for first in range(0, len(places), size):
+            some = places[first : first + size]
+            found |= dict(zip(some, job.run([(versions[place], None) for place in some]), strict=True))
+    return [found[place] for place in range(len(versions))]
+
+
+def _check_asked(job: Job, steps: int) -> None:
+    """Refuse what is told of one version of a text and has no meaning for many."""
+    config = job.config
+    refused: tuple[tuple[bool, str, Callable[[], str]], ...] = (
+        (not config.head, "head=False", lambda: "norms add up to no value that a path could share"),
+        (bool(config.stages), f"stages={list(config.stages)!r}", lambda: "stages are of one version of a text"),
+        (bool(job.positions), f"positions={list(job.positions)!r}", lambda: "stages are of one version of a text"),
+        (job.check != "standard", f"check={job.check!r}", lambda: "errors are measured of one version of a text"),
+        (job.execution.exchange is not None, "group", lambda: "versions of a text are explained in one process"),
+    )
+    for is_asked, what, why in refused:
+        if is_asked:
+            raise OptionError(f"{what} cannot be had along a path (steps={steps}): {why()}; leave one of them out")
+
+
+def _check_model(job: Job, spec: ModelSpec, steps: int, baseline: Baseline) -> None:
+    """Refuse models whose inputs have no versions, or whose columns depend on the version."""
+    task = job.explainer.task
+    if spec.limits.picture is not None or spec.limits.sound is not None:
+        raise OptionError(f"steps={steps} is for texts, of which tokens can be absent, and this model reads none")
+    if job.asker is not None:
+        raise OptionError(
+            f"steps={steps} needs a head that answers once, and the task of this model is {task}, which answers at "
+            "positions that would go with their tokens: leave it out"
+        )
+    if spec.encoder_layers:
+        raise OptionError(f"steps={steps} cannot be had of a model whose decoder reads the text again: leave it out")
+    if baseline == "pad" and callable(spec.read):
+        raise OptionError(
+            "baseline='pad' moves the position that this model reads, the last that is no padding: use "
+            "baseline='remove' or 'mask'"
+        )
