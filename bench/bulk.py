@@ -23,7 +23,6 @@ import multiprocessing
 import os
 import platform
 import re
-import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -47,7 +46,7 @@ class SameForAll(DecompX):
 
     def explain_iter(self, texts: Iterable[Any], **arguments: Any) -> Iterator[Any]:
         texts = list(texts)
-        found = list(super().explain_iter(iter(texts[:1]), **arguments))
+        found = list(super().explain_iter(texts[:1], **arguments))
         return iter(found * len(texts))
 
 
@@ -180,8 +179,8 @@ def _alone(texts: list[str], read_ahead: int, bias: Any, ready: Any, connection:
 
 
 def alone(texts: list[str], processes: int, read_ahead: int = READ_AHEAD, bias: str = "none") -> dict[str, float]:
-    """The engine's rate, in several processes at once, each with an equal part of the texts, of which it reads so many
-    ahead."""
+    """Rows a second of the engine, in several processes at once, each with an equal part of the texts, of which it
+    reads so many ahead."""
     context = multiprocessing.get_context("spawn")
     ready = context.Barrier(processes)
     size, ends, running = len(texts) // processes, [], []
@@ -224,9 +223,9 @@ def forward_pass(texts: list[str], batch: int = 64) -> dict[str, float]:
 def rates_table(found: dict[str, Any]) -> str:
     """The results of this script as Markdown."""
     lines = [
-        f"`python bench/bulk.py{found['arguments']}`: {found['rows']:,} rows, {found['machine']}, {found['cores']} "
-        f"cores, PyTorch {found['torch']}; load average before it {found['load']:.1f}. Processor time is that of the "
-        "parent and the workers together.",
+        f"`python bench/bulk.py`: {found['rows']:,} rows, {found['machine']}, {found['cores']} cores, PyTorch "
+        f"{found['torch']}; load average before it {found['load']:.1f}. Processor time is that of the parent and the "
+        "workers together.",
         "",
         "| workers | bulk, rows a second | the engine alone | bulk / alone | bulk, ms of the processors a row "
         "| the engine alone | alone / bulk | of it the parent | forward pass, rows a second, one thread | ms a row |",
@@ -306,8 +305,7 @@ def main() -> None:
         return (f"{n} {text}" for n, text in enumerate(islice(cycle(given), rows)))
 
     rows = list(texts(asked.rows))
-    arguments = "".join(f" {one}" for one in sys.argv[1:])
-    found: dict[str, Any] = {"arguments": arguments, "rows": asked.rows, **machine(), "runs": {}, "memory": []}
+    found: dict[str, Any] = {"rows": asked.rows, **machine(), "runs": {}, "memory": []}
     found["forward_pass"] = forward_pass(rows[:READ_AHEAD])
     for workers in asked.workers:
         found["runs"][str(workers)] = {"bulk": bulk(rows, workers), "alone": alone(rows, workers)}

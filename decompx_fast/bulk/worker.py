@@ -203,7 +203,7 @@ class Worker:
 
         def show(message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
             if issubclass(category, UserWarning):
-                tell("warning", _named(str(message), readable, each=True))
+                tell("warning", _named(str(message), readable, all_of_them=True))
 
         with warnings.catch_warnings():
             warnings.simplefilter("always", UserWarning)
@@ -219,9 +219,9 @@ def _by_index(targets: Any, labels: tuple[str, ...]) -> Any:
     return [int(one) if is_index else one for one, is_index in zip(targets, written, strict=True)]
 
 
-def _named(message: str, items: list[Item], *, each: bool = False) -> str:
-    """A message of the explainer with a row's own place, or with those of all rows that it names."""
-    return name_inputs(message, [item.place for item in items], each=each)
+def _named(message: str, items: list[Item], *, all_of_them: bool = False) -> str:
+    """A message of the explainer with a row's own place."""
+    return name_inputs(message, [item.place for item in items], all_of_them=all_of_them)
 
 
 def serve(connection: Connection, task: Task, number: int) -> None:

@@ -40,18 +40,18 @@ def _named_inputs(inputs: Iterator[Encoded | Failure], ids: Iterator[Any]) -> It
         raise InputError("ids holds more names than there are inputs: give one for each")
 
 
-def name_inputs(message: str, names: Sequence[str], *, each: bool = False) -> str:
-    """A message about one of several inputs, which it counts from 0, with that input's own name; where there is one
-    input, any number is its own.
+def name_inputs(message: str, names: Sequence[str], *, all_of_them: bool = False) -> str:
+    """A message about several inputs, which it counts from 0, with an input's own name; where there is one input, any
+    number is its own.
 
     Args:
-        message: an error begins with the input, and may cite its text, where the same words are the text's own.
-        names: of all inputs.
-        each: whether it is about several, as a warning may be.
+        message: an error begins with an input, and may cite its text, where the same words are the text's own.
+        names: of the inputs.
+        all_of_them: whether more than the first input that it names is meant.
     """
 
     def name(found: re.Match[str]) -> str:
         number = 0 if len(names) == 1 else int(found[1])
         return names[number] if number < len(names) else found[0]
 
-    return re.sub(r"\binput (\d+)\b", name, message, count=0 if each else 1)
+    return re.sub(r"\binput (\d+)\b", name, message, count=0 if all_of_them else 1)
