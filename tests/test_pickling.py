@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import multiprocessing
 import pickle
 import shutil
@@ -156,10 +157,12 @@ def test_one_explainer_in_16_threads(folder):
     alone = [explainer.explain(text) for text in texts]
     with ThreadPoolExecutor(16) as pool:
         list(pool.map(explainer.explain, texts))
+        gc.collect()
         tracemalloc.start()
         before = tracemalloc.get_traced_memory()[0]
         for _ in range(4):
             found = list(pool.map(explainer.explain, texts))
+        gc.collect()
         kept = tracemalloc.get_traced_memory()[0] - before
         tracemalloc.stop()
     for one, other in zip(found, alone, strict=True):
