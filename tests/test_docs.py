@@ -18,7 +18,13 @@ from docs_blocks import BlockError, Page, check, pages  # noqa: E402
 PAGES = pages()
 
 #: Why an example may be left out.
-REASONS = ("needs a cluster of Ray", "needs a GPU", "needs several processes", "needs a service that runs")
+REASONS = (
+    "needs a cluster of Ray",
+    "needs a GPU",
+    "needs several processes",
+    "needs a folder on a disk",
+    "needs a service that runs",
+)
 
 
 @pytest.mark.slow

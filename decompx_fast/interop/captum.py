@@ -73,7 +73,8 @@ class DecompXAttribution:
         for one, index in zip(explained, columns, strict=True):
             column = one.column(index)
             rows.append(one.scores[:, column])
-            deltas.append(float(one.scores[:, column].double().sum() - one.target_logits[column].double()))
+            start = 0.0 if one.baseline_logits is None else one.baseline_logits[column].double()
+            deltas.append(float(one.scores[:, column].double().sum() + start - one.target_logits[column].double()))
         attributions = torch.zeros(inputs.shape, dtype=rows[0].dtype, device=inputs.device)
         attributions[mask] = torch.cat(rows).to(inputs.device)
         if not return_convergence_delta:
