@@ -134,4 +134,4 @@ def test_the_vocabulary_is_not_copied(case):
     linearization = linearize(model, inputs())
     *_, last = linearization.layers()
     (whole,) = [step.whole for step in linearization.head(last.output, TERMS).steps if step.whole is not None]
-    assert whole.weight.untyped_storage().data_ptr() == model.lm_head.weight.untyped_storage().data_ptr()
+    assert whole.map.weight.untyped_storage().data_ptr() == model.lm_head.weight.untyped_storage().data_ptr()

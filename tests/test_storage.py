@@ -64,12 +64,12 @@ def mapped_kib() -> int:
 
 @pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="what is mapped is told by Linux")
 def test_a_block_at_a_time_is_in_memory(monkeypatch, tmp_path):
-    blocks, most = Disk.blocks, []
+    blocks, most, before = Disk.blocks, [], mapped_kib()  # other tests of this process may have left some
 
     def watched(self, length, block):
         for one in blocks(self, length, block):
             yield one
-            most.append(mapped_kib())
+            most.append(mapped_kib() - before)
 
     monkeypatch.setattr(Disk, "blocks", watched)
     # Rows of 256 KiB: of each, Linux maps 64 KiB beside what is looked at.
@@ -80,7 +80,7 @@ def test_a_block_at_a_time_is_in_memory(monkeypatch, tmp_path):
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)  # its blocks are smaller
     state_kib = 32 * 32 * 2048 * 4 >> 10
     assert 0 < max(most) < 0.6 * state_kib
-    assert mapped_kib() == 0
+    assert mapped_kib() <= before
 
 
 @pytest.mark.parametrize("path", ["direct", "operator"])

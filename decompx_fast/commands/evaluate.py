@@ -10,9 +10,10 @@ from .process import Session, pass_session
 
 # Written out, so that the help need not load them; a test compares them with those that there are.
 METHODS_HELP = """Methods, with commas between: random, occlusion, decompx, decompx-no-bias, decompx-no-ffn,
-decompx-no-head, decompx-released, raw-attention, effective-attention, attention-rollout, attention-flow, value-norms,
-value-norms-residual-ln, globenc, globenc-ffn, alti, value-zeroing, saliency-l1, saliency-l2, gradient-x-input,
-integrated-gradients, integrated-gradients-converged, attn-lrp, lime, kernel-shap. The report defines them."""
+decompx-no-head, decompx-released, decompx-paths, decompx-paths-3, raw-attention, effective-attention,
+attention-rollout, attention-flow, value-norms, value-norms-residual-ln, globenc, globenc-ffn, alti, value-zeroing,
+saliency-l1, saliency-l2, gradient-x-input, integrated-gradients, integrated-gradients-converged, attn-lrp, lime,
+kernel-shap. The report defines them."""
 METRICS_HELP = """Metrics, with commas between: aopc, accuracy, aopc-least, accuracy-least, comprehensiveness,
 sufficiency, prediction-performance."""
 
