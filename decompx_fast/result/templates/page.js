@@ -247,7 +247,7 @@
   // Above all texts: search, filter, order.
   if (articles.length > 1) {
     const labels = [...new Set(articles.map((article) => article.dataset.label).filter(Boolean))].sort();
-    const targets = [...new Set(articles.slice(0, 50).flatMap((article) => read(article)?.names ?? []))].slice(0, 100);
+    const targets = [...new Set(articles.slice(0, 10).flatMap((article) => read(article)?.names ?? []))].slice(0, 100);
     const search = make("input", { type: "search", placeholder: "words of a text, or its name" });
     const label = make("select", {}, make("option", { value: "", textContent: "all" }));
     labels.forEach((name) => label.append(make("option", { value: name, textContent: name })));
