@@ -2,7 +2,7 @@
 
     python bench/long_decoder.py      # the whole table, each case in a process of its own: about six minutes
     python bench/long_decoder.py llama-1b-4 --tokens 512 --targets 1 64 --rounds 3
-    OMP_NUM_THREADS=1 python bench/long_decoder.py llama-1b-4 --tokens 1024 --cpu-time --out /tmp/some.json
+    OMP_NUM_THREADS=1 python bench/long_decoder.py llama-1b-4 --tokens 1024 --cpu-time --out some.json
 
 A target is a token of an output at the end of the text, each read at a position of its own. The forward pass is the
 model's own, without outputs of positions that nobody asked for. Both are run in turns, and the fewest seconds of each

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -47,18 +48,7 @@ def difference(
     Raises:
         InputError: if the texts are not the same, their sources cannot be matched, or no target is in both.
     """
-    for name, one in (("a", a), ("b", b)):
-        if not isinstance(one, Explanation):
-            raise InputError(f"{name} must be an Explanation, got {type(one).__name__}.")
-        if are_norms(one):
-            raise InputError(f"{name} holds norms (head=False), whose difference says nothing: explain with the head.")
-    if len(names) != 2 or names[0] == names[1]:
-        raise InputError(f"names must be two different names, for a and for b, got {names!r}.")
-    if (a.baseline_logits is None) != (b.baseline_logits is None):
-        raise InputError(
-            "one of a and b has scores along paths (steps=), which add up to less than the other's do: explain both "
-            "with the same steps, or both without."
-        )
+    _check(a, b, names)
     pairs = _columns(a, b, target, other)
     sources = _matched(a, b)
     first, second = ([pair[side] for pair in pairs] for side in (0, 1))
@@ -91,6 +81,22 @@ def difference(
         task=a.task if a.task == b.task else DIFFERENCE,
         picture=a.picture,
     )
+
+
+def _check(a: Any, b: Any, names: tuple[str, str]) -> None:
+    """Raise an InputError for what has no difference."""
+    for name, one in (("a", a), ("b", b)):
+        if not isinstance(one, Explanation):
+            raise InputError(f"{name} must be an Explanation, got {type(one).__name__}.")
+        if are_norms(one):
+            raise InputError(f"{name} holds norms (head=False), whose difference says nothing: explain with the head.")
+    if len(names) != 2 or names[0] == names[1]:
+        raise InputError(f"names must be two different names, for a and for b, got {names!r}.")
+    if (a.baseline_logits is None) != (b.baseline_logits is None):
+        raise InputError(
+            "one of a and b has scores along paths (steps=), which add up to less than the other's do: explain both "
+            "with the same steps, or both without."
+        )
 
 
 def _columns(a: Explanation, b: Explanation, target: Target, other: Target) -> list[tuple[int, int]]:
@@ -164,12 +170,13 @@ def _common_pieces(a: Explanation, b: Explanation) -> _Sources:
     places = [_placed(one) for one in (a, b)]
     words = [group.span for group in group_by_word([*a.spans], [*a.special], a.texts) if group.span is not None]
     spans = _joined([*places[0].values(), *places[1].values(), *words])
+    starts = [(segment, start) for segment, start, _ in spans]
     tokens = [a.texts[segment][start:end].strip() or a.texts[segment][start:end] for segment, start, end in spans]
     groups = []
     for one, placed in zip((a, b), places, strict=True):
         found = torch.full((len(one),), -1)
-        for k, span in placed.items():
-            found[k] = next(n for n, piece in enumerate(spans) if _within(span, piece))
+        for k, (segment, start, _) in placed.items():
+            found[k] = bisect_right(starts, (segment, start)) - 1
         groups.append(found)
     markers = [[k for k, group in enumerate(found.tolist()) if group < 0] for found in groups]
     one_by_one = len(markers[0]) == len(markers[1])
@@ -220,10 +227,6 @@ def _joined(spans: Sequence[Span]) -> list[Span]:
         else:
             pieces.append((segment, start, end))
     return pieces
-
-
-def _within(span: Span, piece: Span) -> bool:
-    return span[0] == piece[0] and piece[1] <= span[1] and span[2] <= piece[2]
 
 
 def _apart(

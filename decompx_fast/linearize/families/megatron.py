@@ -12,17 +12,24 @@ from ..spec import LayerSpec, ModelSpec
 from .bert import bert_ops
 
 
-def megatron_layer(layer: Parts) -> LayerSpec:
-    """Norm, attention, add; norm, feed-forward, add."""
-    attend, feed = bert_ops(layer)
-    return pre_norm(attend, feed, layer.norm("attention.ln"), layer.norm("ln"))
+def pre_norm_body(model: Module, encoder: str, *, norms: tuple[str, str], last: str) -> ModelSpec:
+    """BERT's layers with their norms before the branches, whatever the head, and the norm after them.
 
+    Args:
+        model: of the architecture.
+        encoder: where its layers are.
+        norms: in a layer, before its attention and before its network.
+        last: in the encoder, after all layers.
+    """
 
-def megatron_body(model: Module, encoder: str) -> ModelSpec:
-    """The layers, whatever the head, and the norm after them; ``encoder`` is where they are in the model."""
+    def layer_spec(layer: Parts) -> LayerSpec:
+        return pre_norm(*bert_ops(layer), *map(layer.norm, norms))
+
     base = whole(model, encoder)
-    limits = embedding_limits(base.below("embeddings"))
-    return stack(base, "encoder.layer", megatron_layer, limits=limits, norm="encoder.ln")
+    return stack(base, "encoder.layer", layer_spec, limits=embedding_limits(base.below("embeddings")), norm=last)
+
+
+megatron_body = partial(pre_norm_body, norms=("attention.ln", "ln"), last="encoder.ln")
 
 
 _MEGATRON = {

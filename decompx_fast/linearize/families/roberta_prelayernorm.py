@@ -7,22 +7,13 @@ from functools import partial
 
 from ..reading.classifiers import classifier, dense_and_out_proj
 from ..reading.heads import BARE, LM_HEAD, SPANS, TOKENS, headed, pooled
-from ..reading.parts import Module, Parts, embedding_limits, pre_norm, stack, whole
-from ..spec import LayerSpec, ModelSpec
-from .bert import bert_ops
+from ..reading.parts import Module
+from ..spec import ModelSpec
+from .megatron import pre_norm_body
 
-
-def roberta_prelayernorm_layer(layer: Parts) -> LayerSpec:
-    """Norm, attention, add; norm, feed-forward, add."""
-    attend, feed = bert_ops(layer)
-    return pre_norm(attend, feed, layer.norm("attention.LayerNorm"), layer.norm("intermediate.LayerNorm"))
-
-
-def roberta_prelayernorm_body(model: Module, encoder: str) -> ModelSpec:
-    """The layers, whatever the head, and the norm after them; ``encoder`` is where they are in the model."""
-    base = whole(model, encoder)
-    limits = embedding_limits(base.below("embeddings"))
-    return stack(base, "encoder.layer", roberta_prelayernorm_layer, limits=limits, norm="LayerNorm")
+roberta_prelayernorm_body = partial(
+    pre_norm_body, norms=("attention.LayerNorm", "intermediate.LayerNorm"), last="LayerNorm"
+)
 
 
 _ROBERTA = {
