@@ -93,7 +93,7 @@ def machine() -> dict[str, Any]:
     names = re.findall(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
     return {
         "machine": names[0] if names else platform.machine(),
-        "cores": os.cpu_count(),
+        "cores": len(os.sched_getaffinity(0)),  # that this process may use
         "torch": torch.__version__,
         "load": os.getloadavg()[0],
     }
