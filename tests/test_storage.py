@@ -117,13 +117,12 @@ def test_a_block_of_sources_is_all_that_is_read(monkeypatch, tmp_path):
 @pytest.mark.parametrize("rule", ["absdot", "dot", "cls"])
 def test_a_layer_reads_and_writes_the_state_twice(monkeypatch, rule, path, tmp_path):
     passes = []
+
+    def counted(name, of):
+        return lambda *given: (passes.append(name), of(*given))[1]
+
     for name in ("by_sources", "by_rows"):
-
-        def counted(self, most, *states, of=getattr(Disk, name), name=name):
-            passes.append(name)
-            return of(self, most, *states)
-
-        monkeypatch.setattr(Disk, name, counted)
+        monkeypatch.setattr(Disk, name, counted(name, getattr(Disk, name)))
     linearization = synthetic.hugging_face(n=7, layers=4)
     options = {"path": path, "workspace_bytes": 1, "storage": "disk", "folder": str(tmp_path)}
     forward.attribute(linearization, DecompXConfig(bias=rule), **options)

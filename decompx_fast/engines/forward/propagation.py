@@ -157,7 +157,6 @@ class Propagation:
             self._put_embedding()
         if not part:
             return
-        positions = self.x.shape[0] * self.x.shape[1]
         most = self.plan.blocks.operator_rows if by_operator else self.plan.blocks.direct_rows
         shares = None
         if at_once:
