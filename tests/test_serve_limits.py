@@ -174,7 +174,9 @@ def test_texts_beside_one_that_ends_its_process_are_not_marked():
             assert ask(client, "die", "one", "two").status_code == 503  # at first together, then each alone
         found = ask(client, "die", "one", "two", on_error="skip").json()["explanations"]
         assert found[0]["error"]["type"] == "WorkerEnded"
-        assert [(one["text"], one["batch"]) for one in found[1:]] == [("one", 2), ("two", 2)]  # known to be innocent
+        assert [(one["text"], one["batch"]) for one in found[1:]] == [("one", 1), ("two", 1)]
+        found = ask(client, "one", "two").json()["explanations"]
+        assert [(one["text"], one["batch"]) for one in found] == [("one", 2), ("two", 2)]  # they have ended nothing
 
 
 def test_what_is_remembered_of_texts_is_bounded_and_forgotten(monkeypatch):
