@@ -1,12 +1,14 @@
 """A state on disk against the same in memory: numbers, seconds, memory, and bytes read and written against the floor.
 
-    python bench/out_of_core.py --tokens 2048 --layers 3 --folder /a/disk/with/room
+    python bench/out_of_core.py --part disk --tokens 2048 --layers 3 --folder /a/disk/with/room
+    python bench/out_of_core.py --part memory --tokens 2048 --layers 3 --folder /a/disk/with/room
 
-BERT-base's shape with random weights, random ids, two classes, AbsDot, float32, each run in a process of its own. In
-the first layer the state is written, read and written; in the last it is read; between them each layer reads and writes
-it twice: that is the floor. What the system still has of the file in memory is not read again, so with enough memory
-the disk reads less. ``--group`` names a control group (version 1 or 2) whose limit of memory holds for the run on disk:
-then the system's cache of the file is within that limit too. Writes ``bench/results/out-of-core.json`` and its page.
+BERT-base's shape with random weights, random ids, two classes, AbsDot, float32, each run in a process of its own, which
+leaves its scores in the folder for the other. In the first layer the state is written, read and written; in the last it
+is read; between them each layer reads and writes it twice: that is the floor. What the system still has of the file in
+memory is not read again, so with enough memory the disk reads less. ``--group`` names a control group (version 1 or 2)
+whose limit of memory holds for the run on disk: then the system's cache of the file is within that limit too. Writes
+``bench/results/out-of-core.json`` and its page.
 """
 
 from __future__ import annotations
@@ -22,7 +24,10 @@ from typing import Any
 import torch
 from bulk import RESULTS, machine, resident_mb
 
+from decompx_fast.errors import counted
+
 SEED = 0
+PARTS = ("disk", "memory")
 
 
 def make_explainer(tokens: int, layers: int) -> Any:
@@ -86,23 +91,27 @@ def limit_mb(group: str | None) -> float | None:
     return next((int(file.read_text()) / 2**20 for file in files if file.exists()), None)
 
 
-def page(found: dict[str, Any]) -> str:
+def page(runs: list[dict[str, Any]]) -> str:
     """The results as Markdown."""
     lines = ["# A state on disk", ""]
-    for run in found["runs"]:
+    for run in runs:
         gib, layers = run["state_bytes"] / 2**30, run["layers"]
         floor = {"read": (2 * layers - 2) * gib, "written": (2 * layers - 2) * gib}
-        limit = f", in a control group of {run['limit_mb']:,.0f} MiB" if run["limit_mb"] else ""
+        limit = f", in a control group of {run['limit_mb']:,.0f} MiB" if run.get("limit_mb") else ""
         lines += [
             f"`python bench/out_of_core.py --tokens {run['tokens']} --layers {layers} --workspace {run['workspace']}`: "
-            f"{run['machine']}, {run['threads']} threads, PyTorch {run['torch']}. A state of {gib:.1f} GiB. Largest "
-            f"difference of a score {run['difference']:.1e} of the largest score.",
+            f"{run['machine']}, {counted(run['threads'], 'thread')}, PyTorch {run['torch']}. A state of {gib:.1f} GiB."
+            + (
+                f" Largest difference of a score: {run['difference']:.1e} of the largest."
+                if "difference" in run
+                else ""
+            ),
             "",
             "| state | s | process before | process at most | read from the disk | floor | written | floor "
             "| completeness error |",
             "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
         ]
-        for name in ("memory", "disk"):
+        for name in filter(run.__contains__, PARTS):
             one, is_disk = run[name], name == "disk"
             moved = (
                 f"{one[what] / 2**30:.1f} GiB | {floor[what]:.1f} GiB" if is_disk else " | "
@@ -118,27 +127,34 @@ def page(found: dict[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
+    parser.add_argument("--part", choices=PARTS, required=True)
     parser.add_argument("--tokens", type=int, default=2048)
     parser.add_argument("--layers", type=int, default=3)
     parser.add_argument("--workspace", type=int, default=768, help="MiB")
     parser.add_argument("--path", default="auto")
     parser.add_argument("--folder", default=".", help="of the file")
     parser.add_argument("--group", help="a control group for the run on disk")
-    parser.add_argument("--add", action="store_true", help="to the runs that are written already")
     asked = parser.parse_args()
-    run: dict[str, Any] = {"tokens": asked.tokens, "layers": asked.layers, "workspace": asked.workspace, **machine()}
-    run |= {"threads": torch.get_num_threads(), "state_bytes": asked.tokens**2 * 768 * 4}
-    run["limit_mb"] = limit_mb(asked.group)
-    on_disk, run["disk"] = measure(asked, "disk")
-    print(json.dumps(run["disk"]), flush=True)
-    in_memory, run["memory"] = measure(asked, "memory")
-    run["difference"] = ((on_disk - in_memory).abs().max() / in_memory.abs().max()).item()
-    print(json.dumps(run, indent=1))
+    scores, measured = measure(asked, asked.part)
+    print(json.dumps(measured), flush=True)
+    name = f"scores-{asked.tokens}-{asked.layers}-{{}}.pt"
+    torch.save(scores, Path(asked.folder, name.format(asked.part)))
+    key = {"tokens": asked.tokens, "layers": asked.layers, "workspace": asked.workspace}
     file = RESULTS / "out-of-core.json"
-    before = json.loads(file.read_text())["runs"] if asked.add else []
-    found = {"runs": [*before, run]}
-    file.write_text(json.dumps(found, indent=1) + "\n")
-    (RESULTS / "out-of-core.md").write_text(page(found))
+    runs = json.loads(file.read_text())["runs"] if file.exists() else []
+    run = next((one for one in runs if key.items() <= one.items()), None)
+    if run is None:
+        runs.append(run := {**key, "state_bytes": asked.tokens**2 * 768 * 4})
+    run |= {**machine(), "threads": torch.get_num_threads(), asked.part: measured}
+    if asked.part == "disk":
+        run["limit_mb"] = limit_mb(asked.group)
+    files = [Path(asked.folder, name.format(part)) for part in PARTS]
+    if all(map(Path.exists, files)):
+        on_disk, in_memory = map(torch.load, files)
+        run["difference"] = ((on_disk - in_memory).abs().max() / in_memory.abs().max()).item()
+    file.write_text(json.dumps({"runs": runs}, indent=1) + "\n")
+    (RESULTS / "out-of-core.md").write_text(page(runs))
+    print((RESULTS / "out-of-core.md").read_text())
 
 
 if __name__ == "__main__":
