@@ -44,6 +44,10 @@ class Browser:
         with urllib.request.urlopen(request, timeout=60) as answer:
             return json.load(answer)["value"]
 
+    def close(self) -> None:
+        request = urllib.request.Request(f"{self.base}/session/{self.session}", method="DELETE")
+        urllib.request.urlopen(request, timeout=60).close()
+
     def open(self, url: str) -> None:
         self._post(f"/session/{self.session}/url", {"url": url})
 
@@ -74,7 +78,11 @@ def browser(tmp_path_factory):
             with suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/status", timeout=5):
                 break
             time.sleep(0.2)
-        yield Browser(port, tmp_path_factory.mktemp("profile"))
+        found = Browser(port, tmp_path_factory.mktemp("profile"))
+        try:
+            yield found
+        finally:
+            found.close()  # the driver, when it ends, leaves the browser running
     finally:
         driver.terminate()
         driver.wait(30)
