@@ -9,8 +9,8 @@ the run ends, the same command is given again at once. In the end every column o
 a run that nothing happened to, but for ``time_s``. "Until work went on" is from the fault to the next part that is
 written, the start of new processes included. The service is asked by 4 connections meanwhile, and work goes on with
 the next answer of 200. Faults of a disk are made in a small file system (tmpfs), which only root can mount: without it
-these are left out. Writes ``bench/results/faults.json``, and from it ``faults.md``; with ``--only`` some faults alone are
-made again.
+these are left out. Writes ``bench/results/faults.json``, and from it ``faults.md``; with ``--only`` some faults alone
+are made again.
 """
 
 from __future__ import annotations
@@ -324,8 +324,8 @@ def page(kept: dict[str, Any]) -> str:
     lines = [
         "# Faults",
         "",
-        f"`python bench/faults.py`: {kept['rows']:,} rows in parts of {ROWS_OF_A_PART}, a random encoder of 2 layers, 32 "
-        f"wide, {kept['machine']}, {counted(kept['cores'], 'core')} that others used too (load average "
+        f"`python bench/faults.py`: {kept['rows']:,} rows in parts of {ROWS_OF_A_PART}, a random encoder of 2 layers, "
+        f"32 wide, {kept['machine']}, {counted(kept['cores'], 'core')} that others used too (load average "
         f"{kept['load']:.1f}), PyTorch {kept['torch']}. What was lost is by comparison, number for number, with a run "
         "that nothing happened to; of the service it is what its 4 clients were told.",
         "",
