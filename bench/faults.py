@@ -200,7 +200,7 @@ def damaged_part(bench: Bench, name: str, how: str, damage: Callable[[Path], obj
 
 def torn(part: Path) -> None:
     """As power that is lost before a rename: the half of a file under the name that it has until then."""
-    part.with_name(f".{part.name}.{'0' * 16}.tmp").write_bytes(part.read_bytes()[:100])
+    part.with_name(f".{'0' * 16}.tmp").write_bytes(part.read_bytes()[:100])
     part.unlink()
 
 
