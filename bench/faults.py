@@ -299,7 +299,7 @@ def ended_service(bench: Bench, name: str, number: int) -> None:
         time.sleep(1)
         start = time.perf_counter()
         os.kill(parent, number)
-        until(lambda: not any(Path(f"/proc/{one}").exists() for one in workers), "all processes have ended")
+        until(lambda: not any(resident_mb(one, "VmRSS") for one in workers), "all processes have ended")
         ended = time.perf_counter() - start
         for client in clients:
             client.join()
