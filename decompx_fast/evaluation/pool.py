@@ -9,6 +9,7 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from multiprocessing.connection import wait as wait_for
+from typing import Any
 
 import torch
 
@@ -96,11 +97,11 @@ def _in_processes(task: Task, chunks: deque[list[Item]], workers: int) -> Iterat
             members[-1].fill(chunks, parts=1)
         for member in members:
             member.fill(chunks)
-        while busy := {member.connection: member for member in members if member.given}:
-            for connection in wait_for(list(busy)):
-                member: _Member = busy[connection]  # type: ignore[index]
-                done = member.answer()
-                member.fill(chunks)
+        while any(member.given for member in members):
+            by_connection: dict[Any, _Member] = {member.connection: member for member in members if member.given}
+            for connection in wait_for(list(by_connection)):
+                done = by_connection[connection].answer()
+                by_connection[connection].fill(chunks)
                 yield done
     finally:
         for member in members:
