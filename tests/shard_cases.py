@@ -36,6 +36,11 @@ TINY = 1  # bytes: every block becomes one source or one row
 BY_TWO = ("absdot-direct", "absdot-operator", "norm-direct", "equal-direct", "bias_token-direct", "cls-direct")
 TEXTS = [[1, 7, 9, 8, 2], [1, 5, 6, 2], [1, 11, 2], [1, 12, 13, 14, 15, 16, 2], [1, 8, 2]]  # token ids
 TEXT = "good film, and a dull one"
+ASKED: dict[str, dict[str, Any]] = {
+    "forward": {"engine": "forward", "bias": "cls"},
+    "adjoint": {"engine": "adjoint", "bias": "cls"},
+    "focus": {"sources": "focus", "focus": 2},
+}
 README = Path(__file__).parent.parent / "README.md"
 GROUPS = torch.tensor([[0, 0, 1, 3, 3, 2, 0], [3, 1, 1, 0, 0, 2, 0]])
 
@@ -163,12 +168,11 @@ def work(rank: int, folder: str) -> None:
 
 
 def explained(group: Any = None) -> dict[str, list[torch.Tensor]]:
-    """What an explainer gives for one text, and for several, by each engine."""
+    """What an explainer gives for one text, and for several, by each engine, and of the tokens in focus."""
     explainer, found = DecompX(test_families.classifier("bert"), group=group), {}
-    for engine in ("forward", "adjoint"):
-        asked = {"engine": engine, "bias": "cls"}
-        found[f"one-{engine}"] = [explainer.explain(TEXTS[0], **asked).scores]
-        found[f"several-{engine}"] = [one.scores for one in explainer.explain(TEXTS, **asked)]
+    for name, asked in ASKED.items():
+        found[f"one-{name}"] = [explainer.explain(TEXTS[0], **asked).scores]
+        found[f"several-{name}"] = [one.scores for one in explainer.explain(TEXTS, **asked)]
     return found
 
 

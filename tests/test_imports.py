@@ -68,6 +68,7 @@ MAY_IMPORT = {
         "calls.precision",
         *BELOW_EXPLAINER,
     },
+    "calls.focusing": {"calls.job", *BELOW_EXPLAINER},
     "calls.path_job": {"calls.compiling", "calls.composing", "calls.job", *BELOW_EXPLAINER},
     "calls.call": {
         "calls.asking",
@@ -75,6 +76,7 @@ MAY_IMPORT = {
         "calls.compiling",
         "calls.continuing",
         "calls.explained_model",
+        "calls.focusing",
         "calls.job",
         "calls.path_job",
         "calls.windowing",

@@ -64,14 +64,14 @@ def mapped_kib() -> int:
 
 @pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="what is mapped is told by Linux")
 def test_a_block_at_a_time_is_in_memory(monkeypatch, tmp_path):
-    blocks, most, before = Disk.blocks, [], mapped_kib()  # other tests of this process may have left some
+    in_turn, most, before = Disk._in_turn, [], mapped_kib()  # other tests of this process may have left some
 
-    def watched(self, length, block):
-        for one in blocks(self, length, block):
+    def watched(self, blocks, parts):
+        for one in in_turn(self, blocks, parts):
             yield one
             most.append(mapped_kib() - before)
 
-    monkeypatch.setattr(Disk, "blocks", watched)
+    monkeypatch.setattr(Disk, "_in_turn", watched)
     # Rows of 256 KiB: of each, Linux maps 64 KiB beside what is looked at.
     linearization = synthetic.hugging_face(n=32, d=2048, f=16, heads=4, dtype=torch.float32)
     options = {"path": "direct", "workspace_bytes": 1}
@@ -83,20 +83,50 @@ def test_a_block_at_a_time_is_in_memory(monkeypatch, tmp_path):
     assert mapped_kib() <= before
 
 
+@pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="what is read is told by Linux")
+def test_a_block_of_sources_is_all_that_is_read(monkeypatch, tmp_path):
+    make, files = storage.tempfile.TemporaryFile, []
+
+    def kept(**where):
+        file = make(**where)
+        files.append(os.dup(file.fileno()))
+        return file
+
+    def read_bytes() -> int:
+        return int(re.search(r"^read_bytes: (\d+)", Path("/proc/self/io").read_text(), re.MULTILINE)[1])
+
+    monkeypatch.setattr(storage.tempfile, "TemporaryFile", kept)
+    ours = Disk(str(tmp_path))
+    state = ours.zeros(torch.zeros(0), 1, 64, 64, 2048)  # 32 MiB, rows of 512 KiB
+    for rows in ours.by_rows(8, state):
+        state[0, rows] = torch.arange(64.0)[rows, None, None]
+    os.fsync(files[0])
+    os.posix_fadvise(files[0], 0, 0, os.POSIX_FADV_DONTNEED)  # so that the disk has to be read
+    os.close(files[0])
+    before, blocks = read_bytes(), ours.by_sources(4, state)
+    assert [float(state[0, :, next(blocks)].sum()) for _ in range(2)] == 2 * [4 * 2048 * 64 * 63 / 2]
+    blocks.close()
+    found = read_bytes() - before
+    assert found <= 3 * 64 * (4 * 8192 + 4096)  # two blocks and the next; of each run perhaps one page more
+    if found == 0:
+        pytest.skip("tmp_path is not on a disk that tells what is read of it")
+    assert found >= 2 * 64 * 4 * 8192
+
+
 @pytest.mark.parametrize("path", ["direct", "operator"])
 @pytest.mark.parametrize("rule", ["absdot", "dot", "cls"])
 def test_a_layer_reads_and_writes_the_state_twice(monkeypatch, rule, path, tmp_path):
-    blocks, passes = Disk.blocks, []
+    passes = []
 
-    def counted(self, length, block):
-        passes.append(length)
-        return blocks(self, length, block)
+    def counted(name, of):
+        return lambda *given: (passes.append(name), of(*given))[1]
 
-    monkeypatch.setattr(Disk, "blocks", counted)
+    for name in ("by_sources", "by_rows"):
+        monkeypatch.setattr(Disk, name, counted(name, getattr(Disk, name)))
     linearization = synthetic.hugging_face(n=7, layers=4)
     options = {"path": path, "workspace_bytes": 1, "storage": "disk", "folder": str(tmp_path)}
     forward.attribute(linearization, DecompXConfig(bias=rule), **options)
-    assert passes == 3 * [7, 7] + [7]  # by sources and by positions; of the last layer a row alone
+    assert passes == 3 * ["by_sources", "by_rows"] + ["by_sources"]  # of the last layer a row alone
 
 
 def test_no_file_is_left_or_seen(monkeypatch, tmp_path):

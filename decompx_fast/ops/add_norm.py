@@ -63,7 +63,7 @@ def add_norm_(
     return x
 
 
-@torch.library.custom_op("decompx_fast::add_norm_", mutates_args=("x", "branch"))
+@registry.operator("add_norm_", writes=("x", "branch"))
 def _add_norm(
     x: Tensor,
     branch: Tensor,
@@ -87,7 +87,6 @@ def _add_norm(
     compute(x, branch, branch_bias, scale, weight, bias, **options)
 
 
-_add_norm.register_fake(registry.writes_only)
 registry.implements("add_norm_", "native")(native.add_norm)
 
 

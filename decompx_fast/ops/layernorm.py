@@ -81,7 +81,7 @@ def layernorm_torch(
         x.copy_(work)
 
 
-@torch.library.custom_op("decompx_fast::layernorm_", mutates_args=("x",))
+@registry.operator("layernorm_", writes=("x",))
 def _layernorm(
     x: Tensor,
     scale: Tensor,
@@ -100,7 +100,6 @@ def _layernorm(
     compute(x, scale, weight, bias, centre=centre, rule=rule)
 
 
-_layernorm.register_fake(registry.writes_only)
 registry.implements("layernorm_", "torch")(layernorm_torch)
 
 

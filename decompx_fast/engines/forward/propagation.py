@@ -157,15 +157,14 @@ class Propagation:
             self._put_embedding()
         if not part:
             return
-        positions = self.x.shape[0] * self.x.shape[1]
         most = self.plan.blocks.operator_rows if by_operator else self.plan.blocks.direct_rows
         shares = None
         if at_once:
-            sublayers, blocks_of_rows = [step.sublayer for step in part], self.storage.blocks(positions, most)
+            sublayers, blocks_of_rows = [step.sublayer for step in part], self.storage.by_rows(most, self.x)
             x, sharing = self.x.flatten(0, 1)[None], part[0].after
             whole = None if pending is None else pending.at(slice(None))
             shares = shares_of_layer(x, sublayers, self.config, sharing, whole, blocks_of_rows)
-        for rows in self.storage.blocks(positions, most):
+        for rows in self.storage.by_rows(most, *([self.x] if branch is None else [self.x, branch])):
             known = None if shares is None else [share[:, rows] for share in shares]
             if by_operator and self._finish_by_operator(part, pending, rows, known):
                 continue
@@ -312,7 +311,7 @@ class Propagation:
 
         def join(z: Tensor, bias: Tensor | None) -> None:
             x, z = self.x.flatten(0, 1)[None], z.flatten(0, 1)[None]  # [1, p, k, d]
-            for rows in self.storage.blocks(x.shape[1], self.plan.blocks.direct_rows):
+            for rows in self.storage.by_rows(self.plan.blocks.direct_rows, self.x):
                 norm = at_rows(sublayer, rows).post_norm if self.config.ln1 else None
                 step.after.at(rows).add_norm_(x[:, rows], z[:, rows], bias, norm, after_residual=after_residual)
 
@@ -323,9 +322,9 @@ class Propagation:
 
     def _put_embedding(self) -> None:
         """``X[i,k] = x[i]`` where token ``i`` belongs to source ``k``, else 0."""
-        n = self.x.shape[1]
-        for rows in self.storage.blocks(n, self.plan.blocks.direct_rows if self.storage.in_blocks else n):
-            self.x[:, rows] = 0
+        flat = self.x.flatten(0, 1)
+        for rows in self.storage.by_rows(self.plan.blocks.direct_rows if self.storage.in_blocks else len(flat), self.x):
+            flat[rows] = 0
         self._add_embedding()
 
     def _add_embedding(self) -> None:
@@ -345,7 +344,7 @@ class Propagation:
         if sharing.known is not None:
             return sharing.known.view(b, n, k)
         shares = self.x.new_empty(1, b * n, k, dtype=wide(self.dtype))
-        for rows in self.storage.blocks(b * n, self.plan.blocks.direct_rows):
+        for rows in self.storage.by_rows(self.plan.blocks.direct_rows, self.x):
             (u,) = self.workspace.take((1, rows.stop - rows.start, k, d))
             u.copy_(self.x.flatten(0, 1)[None, rows])
             std = norm.std.reshape(1, -1)[:, rows]
