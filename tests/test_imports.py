@@ -82,7 +82,7 @@ MAY_IMPORT = {
         "calls.windowing",
         *BELOW_EXPLAINER,
     },
-    "calls.planning": {"calls.explained_model", "calls.job", *BELOW_EXPLAINER},
+    "calls.planning": {"calls.explained_model", "calls.focusing", "calls.job", *BELOW_EXPLAINER},
     "explainer": {
         "calls.arguments",
         "calls.call",
