@@ -16,7 +16,7 @@ from ..engines.shape import ModelShape
 from ..errors import OptionError, shown, warn_user
 from ..linearize.linearization import specification
 from ..linearize.spec import ModelSpec
-from ..models.tasks import WRITES_ANEW, WRITES_ON
+from ..models.tasks import FOLLOWS, WRITES_ANEW, WRITES_ON
 from ..request.batching import stream
 from ..request.decoding import with_text_again
 from ..request.encoding import Reader
@@ -216,6 +216,7 @@ class Call(Question):
                 device=explainer.device,
                 split=self.is_split_into_words,
                 prompts=goes_on,
+                pairs=explainer.task == FOLLOWS,
             )
         encoded, single = reader.read(texts)
         if self.ids is not None:
