@@ -92,6 +92,8 @@ class Disk(Memory):
                 ) from error
         state = torch.frombuffer(mapped, dtype=like.dtype, count=math.prod(shape)).view(shape)
         self._maps[mapped] = state.data_ptr()
+        if hasattr(mmap, "MADV_RANDOM"):
+            mapped.madvise(mmap.MADV_RANDOM)  # nothing is read that is not looked at, or asked for
         return state
 
     empty = zeros
@@ -107,16 +109,12 @@ class Disk(Memory):
     def _in_turn(self, blocks: Iterator[slice], parts: Callable[[slice], Iterable[Tensor]]) -> Iterator[slice]:
         """Blocks, of which the next is read while one is worked on; ``parts``: what lies in one piece of each."""
         ahead = next(blocks, None)
-        self._advise("MADV_RANDOM")  # nothing is read that is not asked for
-        try:
+        self._read(parts, ahead)
+        while ahead is not None:
+            block, ahead = ahead, next(blocks, None)
             self._read(parts, ahead)
-            while ahead is not None:
-                block, ahead = ahead, next(blocks, None)
-                self._read(parts, ahead)
-                yield block
-                self._advise("MADV_DONTNEED")  # of a shared mapping, nothing is lost
-        finally:
-            self._advise("MADV_NORMAL")
+            yield block
+            self._give_up()
 
     def _read(self, parts: Callable[[slice], Iterable[Tensor]], block: slice | None) -> None:
         """Have the parts of a block read, without waiting for them."""
@@ -135,11 +133,10 @@ class Disk(Memory):
                     for some in range(first, start - address + nbytes, AT_ONCE):
                         mapped.madvise(advice, some, min(AT_ONCE, start - address + nbytes - some))
 
-    def _advise(self, advice: str) -> None:
-        """Tell the system something of all states."""
+    def _give_up(self) -> None:
         for mapped in self._maps:
-            if hasattr(mmap, advice):
-                mapped.madvise(getattr(mmap, advice))
+            if hasattr(mmap, "MADV_DONTNEED"):
+                mapped.madvise(mmap.MADV_DONTNEED)  # of a shared mapping, nothing is lost
 
 
 def storage_of(kind: str, folder: str | None, device: torch.device) -> Memory:

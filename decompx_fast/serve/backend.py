@@ -196,7 +196,7 @@ class Backend:
     def _collect(self, child: Child, batch: list[Waiter]) -> bool:
         """Hand out the outcomes of a batch as they come; false if the process has ended, or has to be."""
         missing = dict(enumerate(batch))
-        begun = False
+        begun = ended = False
         abandoned: float | None = None
         try:
             while True:
@@ -205,6 +205,7 @@ class Backend:
                     if kind == "done":
                         return True
                     if kind == "failed":
+                        ended = True
                         return False
                     if kind == "begun":
                         begun = True
@@ -219,10 +220,11 @@ class Backend:
                     if time.monotonic() - abandoned > ABANDONED_S or self._stopping.is_set():
                         return False
         except (EOFError, OSError):
-            if begun:
-                self._suspect(missing.values())
+            ended = True
             return False
         finally:
+            if begun and ended:
+                self._suspect(missing.values())
             if begun:
                 for waiter in missing.values():
                     waiter.fail(WorkerEnded("the process that computed this has ended"))

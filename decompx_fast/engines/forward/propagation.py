@@ -16,7 +16,7 @@ from ...bias_rules import DOT_RULES
 from ...config import DecompXConfig
 from ...linearize.layer import Attention, Convolution, Linearization, LinearizedLayer, Norm, Sublayer
 from ...ops.shares import safe_norm
-from ..accuracy import Conditioning, model_dtype_of
+from ..accuracy import Conditioning, largest_vectors, model_dtype_of
 from ..blocks import Workspace, blocks, wide
 from ..dtype_range import check_layer, finite_state
 from ..reach import Reach, equal_shares, reach_after, reach_of_convolution
@@ -94,7 +94,10 @@ class Propagation:
             self._begin(layer.index)
             self._put_embedding()
         check_layer(layer, self.dtype)
-        self.conditioning.note(layer, self.embedding.unsqueeze(2) if layer.starts else self.x)
+        if layer.starts:
+            self.conditioning.note(layer, self.embedding.unsqueeze(2))
+        else:
+            self.conditioning.note(layer, self.x, self._largest_vectors)
         last = layer.index == self.linearization.num_layers - 1
         if last:
             self.head = head_for(self.linearization, layer.output, self.terms)
@@ -112,7 +115,7 @@ class Propagation:
                 self._segment_at_rows(part, (*self.head.positions, *self.positions), first=first, ride=ride)
             else:
                 self._segment(part, first=first, ride=ride, by_operator=by_operator)
-        finite_state(self.x, layer.index)
+        self._check_finite(layer.index)
         if self.sum is not None:
             mean = read_state(self) if last else of_sources(self, lambda x: x.mean(1, True, dtype=wide(self.dtype)))
             self.sum.add(layer.index, mean)
@@ -121,6 +124,21 @@ class Propagation:
             self.stages["rows"] = self.as_stage(self.x[:, rows])
         self._keep("encoder", layer.index, self.x)
         self._keep("aggregated", layer.index, self.x)
+
+    def _largest_vectors(self, x: Tensor) -> Tensor:
+        """:func:`..accuracy.largest_vectors` of a state, block by block."""
+        flat = x.flatten(0, 1)
+        found = flat.new_empty(len(flat), dtype=torch.float32)
+        for rows in self.storage.by_rows(self.plan.blocks.direct_rows, x):
+            found[rows] = largest_vectors(flat[rows])
+        return found.view(len(x), -1).amax(1)
+
+    def _check_finite(self, index: int) -> None:
+        """:func:`..dtype_range.finite_state` of the state, block by block."""
+        if self.dtype is torch.float16:
+            flat = self.x.flatten(0, 1)
+            for rows in self.storage.by_rows(self.plan.blocks.direct_rows, self.x):
+                finite_state(flat[rows], index)
 
     def _step(self, sublayer: Sublayer) -> Step:
         """The sublayer as the next one to be gone through."""
