@@ -60,6 +60,13 @@ def cli() -> None:
     "--image", "images", multiple=True, metavar="FILE", help="A picture, for a --model that reads them; repeatable."
 )
 @click.option(
+    "--pair",
+    "pairs",
+    multiple=True,
+    metavar="TEXT",
+    help="The second text, as the context of a question: one for each TEXT, or several for a single one; repeatable.",
+)
+@click.option(
     "--file",
     "file",
     metavar="FILE",
@@ -88,6 +95,13 @@ def cli() -> None:
 )
 @click.option(
     "--top-k", type=click.IntRange(min=1), metavar="N", help="So many of the likeliest labels or tokens at each place."
+)
+@click.option(
+    "--ignore-label",
+    "ignore_labels",
+    multiple=True,
+    metavar="LABEL",
+    help="Of token classification: a label of words that are not explained; repeatable. [default: O]",
 )
 @click.option(
     "--max-answer-tokens", type=click.IntRange(min=1), metavar="N", help="Of question answering. [default: 15]"
@@ -148,6 +162,7 @@ def explain(
     model: str | None,
     images: tuple[str, ...],
     sounds: tuple[str, ...],
+    pairs: tuple[str, ...],
     file: str | None,
     format_: str | None,
     text_column: str | None,
@@ -156,6 +171,7 @@ def explain(
     task: str | None,
     targets: tuple[str, ...],
     at: tuple[str, ...],
+    ignore_labels: tuple[str, ...],
     words: bool,
     html: str | None,
     json_: str | None,
@@ -183,11 +199,11 @@ def explain(
     if sounds and (texts or file is not None or model is None):
         raise click.UsageError("--audio is for a --model that reads sounds, and goes with no texts")
     from .commands.explain import Outputs, Source, explain_all, run
-    from .commands.values import blocks, places
+    from .commands.values import blocks, paired, places
 
     columns = {"text": text_column, "pair": pair_column, "id": id_column}
     kind = "picture" if images else "sound" if sounds else "text"
-    source = Source(texts or images or sounds, file, format_, columns, kind=kind)
+    source = Source(paired(texts, pairs) or images or sounds, file, format_, columns, kind=kind)
     source.check()
     outputs, skip = Outputs.named(html, json_, jsonl, details=details), on_error == "skip"
     if launched() and file == STANDARD_INPUT:
@@ -204,7 +220,7 @@ def explain(
     wanted = {name: value for name, value in options.items() if value is not None}
     if "sources" in wanted:
         wanted["sources"] = blocks(wanted["sources"])
-    wanted["at"] = places(at) or None
+    wanted["at"], wanted["ignore_labels"] = places(at) or None, list(ignore_labels) or None
     if wanted.get("continuation") is not None and (file is not None or len(texts) != 1):
         raise click.UsageError("--continuation is what follows one text: give one TEXT and no --file")
     if wanted.get("continuation") is not None:
@@ -258,10 +274,12 @@ cli.add_command(summarize)
 
 def _load(model: str | None, device: str | None, task: str | None = None, group: Any = None) -> DecompX:
     from .explainer import DecompX
+    from .request.tasks import check_task
 
     if model is None and task in ("generate", "text-generation", "causal-lm"):
         return DecompX.demo_lm(device=device, group=group)
     if model is None and task is not None:
+        check_task(task)
         raise click.UsageError("--task says which head of a model to load: name the model by --model PATH")
     if model is None:
         return DecompX.demo(device=device, group=group)
@@ -325,6 +343,7 @@ def _in_options(message: str) -> str:
             name, long = re.escape(option.name), option.opts[0]
             if option.is_flag:
                 message = re.sub(rf"\b{name}=True\b", long, message)
+            message = re.sub(rf"(?<![-\w]){name}=(?=[\s;,)]|$)", long, message)
             message = re.sub(rf"(?<![-\w]){name}=(?=\S)", f"{long}=", message)
             if "_" in option.name.strip("_"):
                 message = re.sub(rf"(?<![-\w]){name}\b", long, message)
