@@ -20,7 +20,7 @@ import click
 from . import __version__
 from .commands.bulk import bulk
 from .commands.evaluate import evaluate
-from .commands.options import CHECKS, STORAGES, WORKSPACE, path_options
+from .commands.options import CHECKS, FOCUS, STORAGES, WORKSPACE, path_options
 from .commands.process import (
     OUTPUT_ERRORS,
     Ended,
@@ -59,13 +59,7 @@ def cli() -> None:
 @click.option(
     "--image", "images", multiple=True, metavar="FILE", help="A picture, for a --model that reads them; repeatable."
 )
-@click.option(
-    "--pair",
-    "pairs",
-    multiple=True,
-    metavar="TEXT",
-    help="The second text, as the context of a question: one for each TEXT, or several for a single one; repeatable.",
-)
+@click.option("--pair", "pairs", multiple=True, metavar="TEXT", help="A second text of each TEXT, or several of one.")
 @click.option(
     "--file",
     "file",
@@ -87,6 +81,9 @@ def cli() -> None:
     help="A class or label by name or index, 'start' or 'end' of an answer, a token at a mask; repeatable.",
 )
 @click.option(
+    "--difference", nargs=2, metavar="CLASS CLASS", help="What speaks more for one target than for another, in tables."
+)
+@click.option(
     "--at",
     multiple=True,
     metavar="PLACE",
@@ -96,13 +93,7 @@ def cli() -> None:
 @click.option(
     "--top-k", type=click.IntRange(min=1), metavar="N", help="So many of the likeliest labels or tokens at each place."
 )
-@click.option(
-    "--ignore-label",
-    "ignore_labels",
-    multiple=True,
-    metavar="LABEL",
-    help="Of token classification: a label of words that are not explained; repeatable. [default: O]",
-)
+@click.option("--ignore-label", "ignore_labels", multiple=True, metavar="LABEL", help="Of words left out. [default: O]")
 @click.option(
     "--max-answer-tokens", type=click.IntRange(min=1), metavar="N", help="Of question answering. [default: 15]"
 )
@@ -130,8 +121,10 @@ def cli() -> None:
 @click.option(
     "--sources",
     metavar="UNIT",
-    help="What a source is: token, word or sentence; of pictures patch, or ROWSxCOLUMNS of blocks. [default: token]",
+    help="What a source is: token, word, sentence, or focus; of pictures patch, or ROWSxCOLUMNS of blocks. "
+    "[default: token]",
 )
+@FOCUS
 @click.option("--workspace", "workspace_bytes", type=WORKSPACE, metavar="MIB", help="Memory beside the state, in MiB.")
 @click.option("--storage", type=click.Choice(STORAGES), help="Where the state is. [default: memory]")
 @click.option("--folder", metavar="DIR", help="Of --storage disk. [default: the system's for temporary files]")
@@ -141,6 +134,7 @@ def cli() -> None:
 @path_options
 @click.option("--truncate", is_flag=True, help="Cut texts that are too long for the model, with a warning.")
 @click.option("--words", is_flag=True, help="Merge the tokens of each word.")
+@click.option("--layers", is_flag=True, help="With maps of token to token, layer by layer, in tables and the page.")
 @click.option("--html", metavar="OUT", help="Write a page that shows the explanations.")
 @click.option("--json", "json_", metavar="OUT", help="Write a JSON array of explanations; '-' for standard output.")
 @click.option("--jsonl", metavar="OUT", help="Write a JSON object on each line, as each is done; '-' as above.")
@@ -170,9 +164,11 @@ def explain(
     id_column: str | None,
     task: str | None,
     targets: tuple[str, ...],
+    difference: tuple[str, str] | None,
     at: tuple[str, ...],
     ignore_labels: tuple[str, ...],
     words: bool,
+    layers: bool,
     html: str | None,
     json_: str | None,
     jsonl: str | None,
@@ -198,7 +194,12 @@ def explain(
         raise click.UsageError("--image is for a --model that reads pictures, and goes with no texts")
     if sounds and (texts or file is not None or model is None):
         raise click.UsageError("--audio is for a --model that reads sounds, and goes with no texts")
+    if difference is not None and (targets or difference[0] == difference[1]):
+        raise click.UsageError("--difference names two different targets itself: leave --target out")
+    if layers and (words or options["steps"] is not None):
+        raise click.UsageError("--layers are of the tokens of one text: leave --words and --steps out")
     from .commands.explain import Outputs, Source, explain_all, run
+    from .commands.outputs import Tables
     from .commands.values import blocks, paired, places
 
     columns = {"text": text_column, "pair": pair_column, "id": id_column}
@@ -225,16 +226,23 @@ def explain(
         raise click.UsageError("--continuation is what follows one text: give one TEXT and no --file")
     if wanted.get("continuation") is not None:
         wanted["continuation"] = [wanted["continuation"]]
-    wanted["targets"] = [_class(target, explainer.labels) for target in targets] or None
+    wanted["targets"] = [_class(target, explainer.labels) for target in difference or targets] or None
+    if layers:
+        wanted |= {"stages": ("encoder",), "stage_output": "norm"}
     results = explain_all(explainer, source, skip=skip, words=words, options=wanted, phrase=_in_options)
-    show = not quiet and not outputs.to_screen
-    run(results, outputs, show=show, say=say, keep=session.keep, total=total)
+    tables = None
+    if not quiet and not outputs.to_screen:
+        tables = Tables(difference=wanted["targets"] if difference else None, layers=layers)
+    run(results, outputs, tables=tables, say=say, keep=session.keep, total=total)
 
 
 @cli.command()
 @click.option("--model", metavar="PATH", help="A classifier's folder or hub id. [default: the embedded demo model]")
 @click.option("--tokens", type=click.IntRange(min=1), required=True, metavar="N", help="Tokens of an input.")
 @click.option("--sources", type=click.IntRange(min=1), metavar="K", help="Groups of tokens. [default: each token]")
+@click.option(
+    "--focus", type=click.IntRange(min=1), metavar="N", help="As with explain --sources focus --focus N. [default: no]"
+)
 @click.option("--batch", type=click.IntRange(min=1), default=1, show_default=True, metavar="B", help="Inputs at once.")
 @click.option("--bias", type=click.Choice(get_args(BiasRule)), help="How biases are shared. [default: absdot]")
 @click.option("--engine", metavar="ENGINE", help="forward or adjoint. [default: the one that would be taken]")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ import torch
 from ..config import DecompXConfig
 from ..engines.adjoint.plan import AdjointPlan
 from ..engines.choose import Execution, cheaper_engine, choose_engine, records
+from ..engines.focus_plan import FocusPlan
 from ..engines.forward.plan import Plan, plan
 from ..engines.memory import available_bytes
 from ..engines.shape import ModelShape
@@ -17,13 +19,43 @@ from ..linearize.linearization import specification
 from ..linearize.spec import ModelSpec
 from ..request.targets import resolve_targets
 from .explained_model import ExplainedModel
-from .job import COLUMNS_RECKONED
+from .focusing import check_focusing, naming_config
+from .job import COLUMNS_RECKONED, LIKELIEST
 
 
 def plan_call(
     explainer: ExplainedModel,
     tokens: int,
     *,
+    sources: int | None,
+    focus: int | None,
+    batch: int,
+    targets: Any,
+    ranks: int,
+    config: DecompXConfig,
+    **asked: Any,
+) -> Plan | AdjointPlan | FocusPlan:
+    """As :meth:`decompx_fast.DecompX.plan` says; ``asked`` is what :func:`_plan_of` takes besides."""
+    _check_sizes(tokens, batch, sources, focus, ranks)
+    spec = specification(explainer.model, explainer.copies)
+    plan_of = partial(_plan_of, explainer, tokens, spec=spec, batch=batch, ranks=ranks)
+    if focus is not None:
+        check_focusing(spec, config)
+    if focus is None or focus >= tokens:
+        return plan_of(sources=sources, targets=targets, config=config, **asked)
+    explaining = plan_of(sources=min(2 * focus, tokens), targets=targets, config=config, **asked)
+    if targets is None and explainer.problem_type != "positions" and spec.classes > COLUMNS_RECKONED:
+        targets = [*range(LIKELIEST)]
+    naming = plan_of(sources=None, targets=targets, config=naming_config(config), **{**asked, "engine": "adjoint"})
+    assert isinstance(naming, AdjointPlan)
+    return FocusPlan(focus, naming, explaining)
+
+
+def _plan_of(
+    explainer: ExplainedModel,
+    tokens: int,
+    *,
+    spec: ModelSpec,
     sources: int | None,
     batch: int,
     engine: str,
@@ -33,9 +65,7 @@ def plan_call(
     ranks: int,
     config: DecompXConfig,
 ) -> Plan | AdjointPlan:
-    """As :meth:`decompx_fast.DecompX.plan` says."""
-    _check_sizes(tokens, batch, sources, ranks)
-    spec = specification(explainer.model, explainer.copies)
+    """The plan of one engine."""
     chosen = choose_engine(engine, config, grouped=sources is not None, biased=spec.has_bias)
     if chosen == "reference":
         raise OptionError("the reference engine has no plan: use engine='forward' for the plan of the forward engine")
@@ -68,11 +98,14 @@ def plan_call(
     )
 
 
-def _check_sizes(tokens: int, batch: int, sources: int | None, ranks: int) -> None:
-    sizes = {"tokens": tokens, "batch": batch, "sources": 1 if sources is None else sources, "ranks": ranks}
+def _check_sizes(tokens: int, batch: int, sources: int | None, focus: int | None, ranks: int) -> None:
+    sizes = {"tokens": tokens, "batch": batch, "sources": sources, "focus": focus, "ranks": ranks}
     for name, value in sizes.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        may_miss = name in ("sources", "focus") and value is None
+        if not may_miss and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise OptionError(f"{name}={value!r}: use a whole number from 1")
+    if sources is not None and focus is not None:
+        raise OptionError(f"sources={sources} and focus={focus} both say how many sources there are: give one of them")
     if sources is not None and sources > tokens:
         raise OptionError(f"sources={sources} groups cannot be made of tokens={tokens}: use at most as many")
 
