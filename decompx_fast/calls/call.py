@@ -12,6 +12,7 @@ import torch
 
 from ..config import LINEAR_BIAS_RULES, DecompXConfig
 from ..engines.choose import Execution
+from ..engines.exchange import Exchange
 from ..engines.shape import ModelShape
 from ..errors import OptionError, warn_user
 from ..linearize.linearization import specification
@@ -91,8 +92,7 @@ class Call(Question):
     ) -> tuple[Iterator[Explanation | Failure], bool]:
         """A lazy stream, and whether ``texts`` is a single input; what is wrong with the call is raised now."""
         spec = specification(explainer.model, explainer.copies)
-        asker = self._asker(explainer, spec.classes)
-        job = self._job(explainer, config, spec, asker)
+        job, asker = self.job(explainer, config, spec)
         encoded, single = self._read(explainer, spec, texts, asker)
         if asker is not None:
             encoded = asker.checked(encoded, skip=self.skip)
@@ -110,6 +110,10 @@ class Call(Question):
         )
         return results, single
 
+    def execution(self, exchange: Exchange | None = None) -> Execution:
+        """How the forward engine computes, here or with other processes."""
+        return Execution(self.path, self.backend, self.workspace_bytes, exchange, self.storage, self.folder)
+
     def _asker(self, explainer: ExplainedModel, outputs: int) -> Asker | None:
         """What asks for columns at positions; ``None`` where the head answers once."""
         task = position_task(explainer.task, labels=explainer.labels, tokenizer=explainer.tokenizer)
@@ -122,25 +126,24 @@ class Call(Question):
             warn_user(notice)
         return Asker(task, self, outputs)
 
-    def _job(
-        self, explainer: ExplainedModel, config: DecompXConfig, spec: ModelSpec, asker: Asker | None
-    ) -> Job | PathJob:
-        """What is asked of every batch."""
+    def job(
+        self, explainer: ExplainedModel, config: DecompXConfig, spec: ModelSpec
+    ) -> tuple[Job | PathJob, Asker | None]:
+        """What is asked of every batch, and what asks for columns at positions."""
+        asker = self._asker(explainer, spec.classes)
         asked: dict[str, Any] = {
             "explainer": explainer,
             "engine": explainer.engine if self.engine is None else self.engine,
             "dtype": explainer.dtype if self.dtype is None else check_dtype(self.dtype),
             "targets": resolve_targets(self.targets if asker is None else None, explainer.labels),
-            "execution": Execution(
-                self.path, self.backend, self.workspace_bytes, explainer.exchange, self.storage, self.folder
-            ),
+            "execution": self.execution(explainer.exchange),
             "shape": ModelShape.from_spec(spec, columns=None if asker is None else COLUMNS_RECKONED),
             "positions": check_positions(self.positions),
             "check": self.check,
             "asker": asker,
         }
         if self.steps is None:
-            return Job(config=config, sources=self.sources, **asked)
+            return Job(config=config, sources=self.sources, **asked), asker
         whole = Job(config=config, sources="token", **asked)
         versions = (
             whole
@@ -148,7 +151,8 @@ class Call(Question):
             else Job(config=config.replace(bias="none"), sources="token", **asked)
         )
         seed = 0 if self.seed is None else self.seed
-        return PathJob(whole, versions, steps=self.steps, baseline=self.baseline or "mask", seed=seed, spec=spec)
+        baseline = self.baseline or "mask"
+        return PathJob(whole, versions, steps=self.steps, baseline=baseline, seed=seed, spec=spec), asker
 
     def _read(
         self, explainer: ExplainedModel, spec: ModelSpec, texts: Any, asker: Asker | None
