@@ -20,7 +20,7 @@ import click
 from . import __version__
 from .commands.bulk import bulk
 from .commands.evaluate import evaluate
-from .commands.options import BASELINES, CHECKS, STORAGES, WORKSPACE, path_options
+from .commands.options import BASELINES, CHECKS, FOCUS, STORAGES, WORKSPACE, path_options
 from .commands.process import (
     OUTPUT_ERRORS,
     Ended,
@@ -119,8 +119,10 @@ def cli() -> None:
 @click.option(
     "--sources",
     metavar="UNIT",
-    help="What a source is: token, word or sentence; of pictures patch, or ROWSxCOLUMNS of blocks. [default: token]",
+    help="What a source is: token, word, sentence, or focus; of pictures patch, or ROWSxCOLUMNS of blocks. "
+    "[default: token]",
 )
+@FOCUS
 @click.option("--workspace", "workspace_bytes", type=WORKSPACE, metavar="MIB", help="Memory beside the state, in MiB.")
 @click.option("--storage", type=click.Choice(STORAGES), help="Where the state is. [default: memory]")
 @click.option("--folder", metavar="DIR", help="Of --storage disk. [default: the system's for temporary files]")
@@ -234,6 +236,9 @@ def explain(
 @click.option("--model", metavar="PATH", help="A classifier's folder or hub id. [default: the embedded demo model]")
 @click.option("--tokens", type=click.IntRange(min=1), required=True, metavar="N", help="Tokens of an input.")
 @click.option("--sources", type=click.IntRange(min=1), metavar="K", help="Groups of tokens. [default: each token]")
+@click.option(
+    "--focus", type=click.IntRange(min=1), metavar="N", help="As with explain --sources focus --focus N. [default: no]"
+)
 @click.option("--batch", type=click.IntRange(min=1), default=1, show_default=True, metavar="B", help="Inputs at once.")
 @click.option("--bias", type=click.Choice(get_args(BiasRule)), help="How biases are shared. [default: absdot]")
 @click.option("--engine", metavar="ENGINE", help="forward or adjoint. [default: the one that would be taken]")

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from ops_cases import DEVICE, random
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from decompx_fast import doctor, ops
 from decompx_fast.errors import BackendError
@@ -52,6 +53,31 @@ def test_opcheck(name, args, backend):
     # Includes: only what the schema says is written to, and a fake that agrees.
     given = ("w_in,w_out", args[2:4]) if name == "position_operator" else ()  # what the user gave, before it was folded
     torch.library.opcheck(getattr(torch.ops.decompx_fast, name).default, (*args, backend, *given))
+
+
+def test_whoever_listens_to_operators_sees_one_that_else_is_called_as_it_is():
+    seen = []
+
+    class Listening(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            seen.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    x, bias = random(*X), random(8)
+    before = x._version
+    heard, plain = x.clone(), ops.bias_split_(x, bias)
+    assert x._version == before + 1  # as by any operator that writes
+    with Listening():
+        ops.bias_split_(heard, bias)
+    assert "decompx_fast.bias_split_.default" in seen
+    assert torch.equal(heard, plain)
+
+
+def test_tensors_of_inference_mode_have_no_version_to_count():
+    with torch.inference_mode():
+        x = random(*X)
+        ops.bias_split_(x, random(8))
+    assert x.is_inference()
 
 
 def layer(x, alpha, scale, weight, bias, slope, w_in, w_out):

@@ -100,7 +100,8 @@ def test_what_cannot_be_explained_has_no_plan():
     refusals = {
         r"steps=0: use a whole number from 1": {"steps": 0},
         r"head=False cannot be had along a path": {"steps": 2, "head": False},
-        r"ranks=2 and steps=2: versions of a text are explained in one process": {"steps": 2, "ranks": 2},
+        r"ranks=2 and steps=2: all versions of a text are explained token by token": {"steps": 2, "ranks": 2},
+        r"focus=3 and steps=2: all versions of a text": {"steps": 2, "focus": 3},
         r"the reference engine has no plan": {"steps": 2, "engine": "reference"},
         r"baseline='remove' is where the paths of steps= end: give steps too": {},
     }

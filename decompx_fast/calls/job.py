@@ -71,6 +71,7 @@ class Job:
         positions: Sequence[int] = (),
         check: str = "standard",
         asker: Asker | None = None,
+        warns: bool = True,
     ) -> None:
         if asker is not None and not config.head:
             raise OptionError(
@@ -93,6 +94,7 @@ class Job:
         self.positions = tuple(positions)
         self.check = check
         self.asker = asker
+        self.warns = warns
         many = targets.is_all and config.head and explainer.task in (PICTURES, SOUNDS) and shape.classes > MANY_CLASSES
         self.likeliest = LIKELIEST if many else None
 
@@ -186,7 +188,8 @@ class Job:
         dtype = linearization.embedding.dtype  # the adjoint engine has no decomposed state of another dtype
         if self.dtype is not None and engine != "adjoint":
             dtype = self.dtype
-        warn_of_errors(attribution, errors, noteworthy(dtype, linearization.model_dtype))
+        if self.warns:
+            warn_of_errors(attribution, errors, noteworthy(dtype, linearization.model_dtype))
         computed = Computed(
             explainer=self.explainer,
             config=self.config,
@@ -209,6 +212,13 @@ class Job:
         """The same question of one column alone."""
         job = copy.copy(self)
         job.targets = self.targets.only(column)
+        return job
+
+    def of_likeliest(self) -> Job:
+        """The same question, of the likeliest classes alone where all of many were asked for."""
+        job = copy.copy(self)
+        if self.asker is None and self.targets.is_all and self.shape.classes > COLUMNS_RECKONED:
+            job.likeliest = LIKELIEST
         return job
 
     def _linearize(self, batch: Sequence[Encoded], engine: str) -> HuggingFaceLinearization:

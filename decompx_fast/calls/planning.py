@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ import torch
 from ..config import DecompXConfig
 from ..engines.adjoint.plan import AdjointPlan
 from ..engines.choose import Execution, cheaper_engine, choose_engine, records
+from ..engines.focus_plan import FocusPlan
 from ..engines.forward.plan import Plan, plan
 from ..engines.memory import available_bytes
 from ..engines.path_plan import PathPlan
@@ -22,20 +24,9 @@ from ..request.targets import resolve_targets
 from .call import Call
 from .checks import check_dtype
 from .explained_model import ExplainedModel
-from .job import COLUMNS_RECKONED, Job
+from .focusing import check_focusing, naming_config
+from .job import COLUMNS_RECKONED, LIKELIEST
 from .path_job import PathJob
-
-
-@dataclass(frozen=True)
-class _Sizes:
-    """Of what is planned: tokens of an input, groups of them, inputs at once, directions that would be pulled back, and
-    processes."""
-
-    tokens: int
-    sources: int | None
-    batch: int
-    directions: int
-    ranks: int
 
 
 def plan_call(
@@ -43,111 +34,120 @@ def plan_call(
     tokens: int,
     *,
     sources: int | None,
+    focus: int | None,
     batch: int,
     ranks: int,
     config: DecompXConfig,
     call: Call,
-) -> Plan | AdjointPlan | PathPlan:
-    """As :meth:`decompx_fast.DecompX.plan` says."""
-    _check_sizes(tokens, batch, sources, ranks)
-    execution = call.execution()
-    spec = specification(explainer.model, explainer.copies)
+) -> Plan | AdjointPlan | FocusPlan | PathPlan:
+    """As :meth:`decompx_fast.DecompX.plan` says; ``call`` has what is asked besides."""
+    _check_sizes(tokens, batch, sources, focus, ranks)
+    spec, targets = specification(explainer.model, explainer.copies), call.targets
+    asked: dict[str, Any] = {
+        "engine": explainer.engine if call.engine is None else call.engine,
+        "dtype": check_dtype(call.dtype) or explainer.dtype,
+        "execution": call.execution(),
+    }
+    plan_of = partial(_plan_of, explainer, tokens, spec=spec, batch=batch, ranks=ranks, **asked)
     if call.steps is not None:
-        return _along_paths(explainer, spec, config, call, tokens, sources or tokens, batch, ranks)
-    engine = explainer.engine if call.engine is None else call.engine
-    chosen = choose_engine(engine, config, grouped=sources is not None, biased=spec.has_bias)
-    _refuse_reference(chosen)
-    shape, directions = _columns(explainer, spec, config, call.targets, tokens, batch)
-    if engine == "auto" and chosen == "adjoint":
-        chosen = cheaper_engine(shape, config, tokens=tokens, sources=sources, directions=directions)
-    sizes = _Sizes(tokens, sources, batch, directions, ranks)
-    dtype = check_dtype(call.dtype) or explainer.dtype
-    return _plan(explainer, spec, shape, chosen, config, dtype, execution, sizes)
+        if focus is not None or ranks > 1:
+            other = f"ranks={ranks}" if focus is None else f"focus={focus}"
+            raise OptionError(
+                f"{other} and steps={call.steps}: all versions of a text are explained token by token and in one "
+                "process: leave one of them out"
+            )
+        job = call.job(explainer, config)
+        assert isinstance(job, PathJob)
+        return _along_paths(job, plan_of, targets, tokens, tokens if sources is None else sources, batch)
+    if focus is not None:
+        check_focusing(spec, config)
+    if focus is None or focus >= tokens:
+        return plan_of(sources=sources, targets=targets, config=config)
+    explaining = plan_of(sources=min(2 * focus, tokens), targets=targets, config=config)
+    if targets is None and explainer.problem_type != "positions" and spec.classes > COLUMNS_RECKONED:
+        targets = [*range(LIKELIEST)]
+    naming = plan_of(sources=None, targets=targets, config=naming_config(config), engine="adjoint")
+    assert isinstance(naming, AdjointPlan)
+    return FocusPlan(focus, naming, explaining)
 
 
 def _along_paths(
-    explainer: ExplainedModel,
-    spec: ModelSpec,
-    config: DecompXConfig,
-    call: Call,
+    job: PathJob,
+    plan_of: Callable[..., Plan | AdjointPlan],
+    targets: Any,
     tokens: int,
     sources: int,
     batch: int,
-    ranks: int,
 ) -> PathPlan:
-    """The plan of all that :class:`PathJob` runs."""
-    job = call.job(explainer, config, spec)[0]
-    assert isinstance(job, PathJob)
-    if ranks > 1:
-        raise OptionError(f"ranks={ranks} and steps={call.steps}: versions of a text are explained in one process")
-
-    def of(one: Job, count: int) -> Plan | AdjointPlan:
-        engine, dtype = one.engine_for(tokens, None), one.dtype
-        _refuse_reference(engine)
-        sizes = _Sizes(tokens, None, count, one.columns, 1)
-        return _plan(explainer, spec, one.shape, engine, one.config, dtype, one.execution, sizes)
-
-    along, sets = job.versions.of_column(0), job.versions
-    columns, steps = len(job.whole.targets.names), min(job.steps, sources)
-    together = [inputs_at_once(one.bytes_of_size(tokens, None)) for one in (along, sets)]
+    """The plan of all that a job runs for so many texts of so many sources, with ``plan_of`` for each part of it."""
+    rule, columns = job.versions.config, len(job.whole.targets.names)
+    of_one, of_all = (
+        inputs_at_once(one.bytes_of_size(tokens, None)) for one in (job.versions.of_column(0), job.versions)
+    )
     return PathPlan(
-        whole=of(job.whole, batch),
-        along=of(along, min(batch, together[0])),
-        sets=of(sets, min(batch * job.steps, together[1])),
-        versions_along=batch * columns * steps,
+        whole=plan_of(sources=None, targets=targets, config=job.whole.config),
+        along=plan_of(sources=None, targets=0, config=rule, batch=min(batch, of_one)),
+        sets=plan_of(sources=None, targets=targets, config=rule, batch=min(batch * job.steps, of_all)),
+        versions_along=batch * columns * min(job.steps, sources),
         versions_of_sets=batch * job.steps,
     )
 
 
-def _plan(
+def _plan_of(
     explainer: ExplainedModel,
+    tokens: int,
+    *,
     spec: ModelSpec,
-    shape: ModelShape,
+    sources: int | None,
+    batch: int,
     engine: str,
-    config: DecompXConfig,
+    targets: Any,
     dtype: torch.dtype | None,
     execution: Execution,
-    sizes: _Sizes,
+    ranks: int,
+    config: DecompXConfig,
 ) -> Plan | AdjointPlan:
-    """Of one engine."""
+    """The plan of one engine."""
+    chosen = choose_engine(engine, config, grouped=sources is not None, biased=spec.has_bias)
+    if chosen == "reference":
+        raise OptionError("the reference engine has no plan: use engine='forward' for the plan of the forward engine")
+    shape, directions = _columns(explainer, spec, config, targets, tokens, batch)
+    if engine == "auto" and chosen == "adjoint":
+        chosen = cheaper_engine(shape, config, tokens=tokens, sources=sources, directions=directions)
     model_dtype = next(explainer.model.parameters()).dtype
     wanted = dtype or (torch.float64 if model_dtype == torch.float64 else torch.float32)
     limit = spec.limits.positions
-    if engine == "adjoint":
+    if chosen == "adjoint":
         constants = wanted if wanted.itemsize >= 4 else torch.float32
         free = available_bytes(explainer.device)
-        return AdjointPlan(
-            shape, sizes.tokens, sizes.batch, sizes.directions, constants, config, explainer.device, free, limit
-        )
+        return AdjointPlan(shape, tokens, batch, directions, constants, config, explainer.device, free, limit)
     return plan(
         shape,
-        sizes.tokens,
-        sizes.sources,
-        sizes.batch,
+        tokens,
+        sources,
+        batch,
         dtype=wanted,
         config=config,
         path=execution.path,
         backend=execution.backend,
-        recorded=records("forward", sizes.tokens),
+        recorded=records("forward", tokens),
         workspace_bytes=execution.workspace_bytes,
         device=explainer.device,
         limit=limit,
-        ranks=sizes.ranks,
+        ranks=ranks,
         storage=execution.storage,
         folder=execution.folder,
     )
 
 
-def _refuse_reference(engine: str) -> None:
-    if engine == "reference":
-        raise OptionError("the reference engine has no plan: use engine='forward' for the plan of the forward engine")
-
-
-def _check_sizes(tokens: int, batch: int, sources: int | None, ranks: int) -> None:
-    sizes = {"tokens": tokens, "batch": batch, "sources": 1 if sources is None else sources, "ranks": ranks}
+def _check_sizes(tokens: int, batch: int, sources: int | None, focus: int | None, ranks: int) -> None:
+    sizes = {"tokens": tokens, "batch": batch, "sources": sources, "focus": focus, "ranks": ranks}
     for name, value in sizes.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        may_miss = name in ("sources", "focus") and value is None
+        if not may_miss and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise OptionError(f"{name}={value!r}: use a whole number from 1")
+    if sources is not None and focus is not None:
+        raise OptionError(f"sources={sources} and focus={focus} both say how many sources there are: give one of them")
     if sources is not None and sources > tokens:
         raise OptionError(f"sources={sources} groups cannot be made of tokens={tokens}: use at most as many")
 

@@ -9,7 +9,7 @@ import click
 
 from ..config import BiasRule, Variant
 from ..request.tables import FORMATS
-from .options import CHECKS, WORKSPACE, path_options
+from .options import CHECKS, FOCUS, WORKSPACE, path_options
 
 
 @click.command()
@@ -59,7 +59,8 @@ from .options import CHECKS, WORKSPACE, path_options
 @click.option("--dtype", metavar="DTYPE", help="Precision of the decomposition. [default: the model's]")
 @click.option("--device", metavar="DEVICE", help="Where to compute. [default: all GPUs, or the CPU]")
 @click.option("--batch-size", type=click.IntRange(min=1), metavar="N", help="Texts computed together. [default: fits]")
-@click.option("--sources", metavar="UNIT", help="What a source is: token, word or sentence. [default: token]")
+@click.option("--sources", metavar="UNIT", help="What a source is: token, word, sentence or focus. [default: token]")
+@FOCUS
 @click.option("--workspace", "workspace_bytes", type=WORKSPACE, metavar="MIB", help="As for explain.")
 @click.option("--check", type=click.Choice(CHECKS), help="As for explain.")
 @path_options

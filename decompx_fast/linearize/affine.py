@@ -33,6 +33,8 @@ class Affine:
         """The same map in another dtype; the very same tensors where the dtype is already right. A gain is multiplied
         into it, so that what is given has none."""
         weight, bias = self.weight.to(dtype), None if self.bias is None else self.bias.to(dtype)
+        if self.gain is None and weight is self.weight and bias is self.bias:
+            return self
         if self.gain is not None:
             gain = self.gain.to(dtype)
             weight, bias = weight * gain, None if bias is None else bias * gain

@@ -85,7 +85,9 @@ class _Recorded(Steps):
     def multiply(self, map_: Affine, x: Tensor) -> Tensor:
         if map_.module is None:  # no module gives its output
             return super().multiply(map_, x)
-        gain, map_ = map_.gain, replace(map_, gain=None)  # what the module gives is looked at without it
+        gain = map_.gain
+        if gain is not None:
+            map_ = replace(map_, gain=None)  # what the module gives is looked at without it
         y, weight = self._output(map_, x.shape[:-1]), map_.weight
         if x.shape[-1] != weight.shape[0] or y.shape[-1] != weight.shape[1:].numel():
             raise NotRecorded

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from . import checks, registry
@@ -81,7 +80,7 @@ def activation_torch(
         a.copy_(work)
 
 
-@torch.library.custom_op("decompx_fast::activation_", mutates_args=("a",))
+@registry.operator("activation_", writes=("a",))
 def _activation(
     a: Tensor, slope: Tensor, bias: Tensor | None, intercept: Tensor | None, rule: str, backend: str
 ) -> None:
@@ -94,7 +93,6 @@ def _activation(
     compute(a, slope, bias, intercept=intercept, rule=rule)
 
 
-_activation.register_fake(registry.writes_only)
 registry.implements("activation_", "torch")(activation_torch)
 
 

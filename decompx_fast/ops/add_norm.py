@@ -63,7 +63,7 @@ def add_norm_(
     return x
 
 
-@torch.library.custom_op("decompx_fast::add_norm_", mutates_args=("x", "branch"))
+@registry.operator("add_norm_", writes=("x", "branch"))
 def _add_norm(
     x: Tensor,
     branch: Tensor,
@@ -87,7 +87,6 @@ def _add_norm(
     compute(x, branch, branch_bias, scale, weight, bias, **options)
 
 
-_add_norm.register_fake(registry.writes_only)
 registry.implements("add_norm_", "native")(native.add_norm)
 
 
@@ -108,7 +107,7 @@ def _one_after_the_other(backend: str) -> Callable[..., None]:
     ) -> None:
         split, norm = (registry.select(op, backend, x.device) for op in ("bias_split_", "layernorm_"))
         split(branch, branch_bias, rule=rule, residual=x, share_after_residual=share_after_residual)
-        norm(branch, scale, weight, bias, centre=centre, rule=rule, dots=None)
+        norm(branch, scale, weight, bias, centre=centre, rule=rule)
         x.copy_(branch)
 
     return compute

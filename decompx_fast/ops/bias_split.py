@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ..errors import InputError
@@ -83,7 +82,7 @@ def bias_split_torch(
         x.copy_(work)
 
 
-@torch.library.custom_op("decompx_fast::bias_split_", mutates_args=("x",))
+@registry.operator("bias_split_", writes=("x",))
 def _bias_split(
     x: Tensor,
     bias: Tensor | None,
@@ -101,7 +100,6 @@ def _bias_split(
     compute(x, bias, rule=rule, residual=residual, share_after_residual=share_after_residual)
 
 
-_bias_split.register_fake(registry.writes_only)
 registry.implements("bias_split_", "torch")(bias_split_torch)
 
 

@@ -174,6 +174,8 @@ def separate(op: str, written: Mapping[str, Tensor], **read: Tensor | None) -> N
 
 def overlaps_itself(t: Tensor) -> bool:
     """Whether two elements may share memory: False only if it is certain that they do not."""
+    if t.is_contiguous():
+        return False
     extent = 1
     for stride, size in sorted((s, n) for n, s in zip(t.shape, t.stride(), strict=True) if n > 1):
         if stride < extent:
@@ -184,17 +186,22 @@ def overlaps_itself(t: Tensor) -> bool:
 
 def overlaps(left: Tensor, right: Tensor) -> bool:
     """Whether two tensors may share memory: False only if it is certain that they do not."""
-    if left.numel() == 0 or right.numel() == 0:
+    if left.numel() == 0 or right.numel() == 0 or left.device != right.device:
         return False
-    spans = [_byte_axes(t) for t in (left, right)]
-    starts = [t.data_ptr() for t in (left, right)]  # two storages may be on one memory, such as a NumPy array's
-    ends = [start + _extent(axes) for start, axes in zip(starts, spans, strict=True)]
-    if left.device != right.device or ends[0] <= starts[1] or ends[1] <= starts[0]:
+    (start, stop), (other_start, other_stop) = _span(left), _span(right)
+    if stop <= other_start or other_stop <= start:
         return False
     # Interleaved views: where all outer strides are multiples of a period, and what is inside one period of
     # the left tensor never meets what is inside one of the right, they do not overlap.
+    spans = [_byte_axes(t) for t in (left, right)]
     periods = {stride for axes in spans for _, stride in axes}
-    return not any(_apart(starts, spans, period) for period in periods)
+    return not any(_apart([start, other_start], spans, period) for period in periods)
+
+
+def _span(t: Tensor) -> tuple[int, int]:
+    """The addresses between which a tensor lies; two storages may be on one memory, such as a NumPy array's."""
+    start = t.data_ptr()
+    return start, start + (t.nbytes if t.is_contiguous() else _extent(_byte_axes(t)))
 
 
 def _byte_axes(t: Tensor) -> list[tuple[int, int]]:

@@ -54,14 +54,13 @@ def functional_dots_torch(out: Tensor, x: Tensor, g: Tensor) -> None:
         out[n] = x[n].to(out.dtype) @ g[n].to(out.dtype).transpose(-1, -2)
 
 
-@torch.library.custom_op("decompx_fast::functional_dots", mutates_args=("out",))
+@registry.operator("functional_dots", writes=("out",))
 def _functional_dots(out: Tensor, x: Tensor, g: Tensor, backend: str) -> None:
     checks.separate("functional_dots", {"out": out}, x=x, g=g)
     limits = {"triton": registry.triton_dtype_limit(x.dtype), "native": native.limit(x.dtype)}
     registry.select("functional_dots", backend, x.device, limits=limits)(out, x, g)
 
 
-_functional_dots.register_fake(registry.writes_only)
 registry.implements("functional_dots", "torch")(functional_dots_torch)
 
 

@@ -171,7 +171,7 @@ def _allowed(
     return allowed if window is None else allowed & (distance.abs() < window)
 
 
-@torch.library.custom_op("decompx_fast::mixing", mutates_args=("out",))
+@registry.operator("mixing", writes=("out",))
 def _mixing(
     out: Tensor,
     alpha: Tensor,
@@ -192,7 +192,6 @@ def _mixing(
     compute(out, alpha, p, causal=causal, window=window, offset=offset, precision=precision)
 
 
-_mixing.register_fake(registry.writes_only)
 registry.implements("mixing", "torch")(mixing_torch)
 
 

@@ -121,7 +121,7 @@ def is_fused(device: torch.device | str, dtype: torch.dtype, backend: str = "aut
     return any(row.level == here and row.dtype is dtype and way in row.ways for row in FASTER)
 
 
-@torch.library.custom_op("decompx_fast::network", mutates_args=("out",))
+@registry.operator("network", writes=("out",))
 def _network(
     out: Tensor,
     u: Tensor,
@@ -137,7 +137,6 @@ def _network(
     compute(out, u, w_in, w_out, slope, bias, shares)
 
 
-_network.register_fake(registry.writes_only)
 registry.implements("network", "native")(native.network)
 
 

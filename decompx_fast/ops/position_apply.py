@@ -100,7 +100,7 @@ def position_apply_torch(
                 out[n, rows] = product
 
 
-@torch.library.custom_op("decompx_fast::position_apply", mutates_args=("out",))
+@registry.operator("position_apply", writes=("out",))
 def _position_apply(
     out: Tensor,
     r: Tensor,
@@ -116,7 +116,6 @@ def _position_apply(
     compute(out, r, t, shares, u, precision=precision)
 
 
-_position_apply.register_fake(registry.writes_only)
 registry.implements("position_apply", "torch")(position_apply_torch)
 registry.implements("position_apply", "native")(position_apply_torch)  # whose products are those of a library
 

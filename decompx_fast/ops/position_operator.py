@@ -195,7 +195,7 @@ def _skip_vectors(w_in: Tensor, norm_in: FrozenNorm | None, norm_out: FrozenNorm
     return torch.stack([left * right, column, left * (-centred_out / d), right])
 
 
-@torch.library.custom_op("decompx_fast::position_operator", mutates_args=("out",))
+@registry.operator("position_operator", writes=("out",))
 def _position_operator(
     out: Tensor,
     theta: Tensor,
@@ -216,7 +216,6 @@ def _position_operator(
     compute(out, theta, w_in, w_out, factor, skip, precision=precision)
 
 
-_position_operator.register_fake(registry.writes_only)
 registry.implements("position_operator", "torch")(position_operator_torch)
 registry.implements("position_operator", "native")(position_operator_torch)  # whose products are those of a library
 

@@ -7,6 +7,7 @@ backend is one call of :func:`add_backend` and one function per op that it can d
 
 import functools
 import importlib.util
+import inspect
 import os
 import re
 import shutil
@@ -17,6 +18,7 @@ from importlib import metadata
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _len_torch_dispatch_stack
 
 from ..bias_rules import KERNEL_RULES
 from ..errors import BackendError
@@ -118,8 +120,41 @@ def _refusal(op: str, backend: str, device: torch.device, limits: Mapping[str, s
     return limits.get(backend)
 
 
-def writes_only(*args: object) -> None:
-    """The fake of an op that returns nothing and only writes to its arguments."""
+def operator(name: str, *, writes: Sequence[str]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Decorator: this function, which only writes to some of its arguments, is the operator ``decompx_fast::name``.
+
+    What traces, transforms or listens to operators sees it as one. Where nothing does, its body is called as it is:
+    the way through PyTorch's dispatcher takes longer than a kernel on a short text.
+
+    Args:
+        name: of the operator.
+        writes: the arguments that it writes to.
+    """
+
+    def make(function: Callable[..., None]) -> Callable[..., None]:
+        dispatched = torch.library.custom_op(f"decompx_fast::{name}", function, mutates_args=writes)
+        dispatched.register_fake(lambda *args: None)
+        written = [number for number, known in enumerate(inspect.signature(function).parameters) if known in writes]
+
+        @functools.wraps(function)
+        def call(*args: Any) -> None:
+            if torch.compiler.is_compiling() or _len_torch_dispatch_stack() or not all(map(_is_plain, args)):
+                dispatched(*args)
+                return
+            function(*args)
+            torch.autograd.graph.increment_version([args[n] for n in written if not args[n].is_inference()])
+
+        return call
+
+    return make
+
+
+def _is_plain(argument: object) -> bool:
+    """Whether an argument is no tensor of a kind that wants to see what is done with it."""
+    return type(argument) in _PLAIN or not isinstance(argument, torch.Tensor)
+
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def triton_dtype_limit(dtype: torch.dtype) -> str | None:

@@ -33,6 +33,7 @@ from .display import (
     VISIBLE,
     Piece,
     colour_scale,
+    focus_note,
     hexadecimal,
     labels_with_blocks,
     layout_text,
@@ -149,6 +150,9 @@ class _Terminal:
         apart_part = "" if apart is None else f" and {apart}"
         grid.add_row("Sum", f"{plural(explanation.source_unit)} {source_sum}{apart_part}")
         grid.add_row(self.account.status, Text(self.account.extent, style="" if self.account.is_sound else "bold"))
+        focus = focus_note(explanation, column)
+        if focus:
+            grid.add_row("Focus", focus)
         others = [name for index, name in enumerate(explanation.targets) if index != column]
         if others:
             shown = ", ".join(others[:CLASSES_SHOWN]) + (", ..." if len(others) > CLASSES_SHOWN else "")

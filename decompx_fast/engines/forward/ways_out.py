@@ -110,7 +110,7 @@ def _groups(this: Plan) -> Iterator[str]:
             fits = this.again(n_sources=middle, batch=batch).fits
             low, high = (middle, high) if fits else (low, middle)
         if low > 0 and this.again(n_sources=low, batch=batch).fits:
-            yield f"sources in groups, at most {low} of them (sources='sentence' or 'word', --sources){words}"
+            yield f"sources in groups, at most {low} of them (sources='focus', 'sentence' or 'word', --sources){words}"
             return
 
 
