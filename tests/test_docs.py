@@ -8,12 +8,14 @@ import runpy
 import sys
 from pathlib import Path
 
+import nbformat
 import pytest
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tools"))
 
 import links  # noqa: E402
+import notebooks  # noqa: E402
 from docs_blocks import BlockError, Page, check, pages  # noqa: E402
 
 PAGES = pages()
@@ -33,6 +35,26 @@ REASONS = (
 def test_examples_run_and_print_what_the_page_says(page, monkeypatch):
     monkeypatch.setenv("MPLBACKEND", "Agg")
     assert check(Page(page.path)) >= 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", notebooks.notebooks(), ids=lambda path: path.stem)
+def test_notebooks_run_and_show_what_is_kept(path):
+    assert notebooks.check(path) >= 5
+    assert path.stat().st_size < 200_000
+
+
+def test_a_notebook_that_shows_something_else_is_found(tmp_path, monkeypatch):
+    monkeypatch.setattr(notebooks, "executed", lambda notebook: shown)
+    kept, shown = (
+        nbformat.v4.new_notebook(
+            cells=[nbformat.v4.new_code_cell("print(1)", outputs=[nbformat.v4.new_output("stream", text=text)])]
+        )
+        for text in ("1\n", "2\n")
+    )
+    nbformat.write(kept, tmp_path / "one.ipynb")
+    with pytest.raises(notebooks.NotebookError, match=r"(?s)one.ipynb, code cell 1: kept is\n.*1.*shown is\n.*2"):
+        notebooks.check(tmp_path / "one.ipynb")
 
 
 def test_no_link_leads_nowhere():
