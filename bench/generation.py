@@ -1,9 +1,10 @@
-"""How nearly the columns of a language model add up to its logits, on 50 real prompts: writes a table.
+"""How nearly the columns of models that write add up to their logits, on 50 real prompts each: writes a table.
 
     python bench/generation.py [--out bench/results/generation.md] [--dtype float32 bfloat16] [--model FOLDER]
 
-The model is the embedded one (see the README), or one in a folder. Each prompt is gone on with by three tokens, each a
-column, alone and in batches.
+The language model is the embedded one (see the README), or one in a folder. Encoder-decoders have the shapes of
+T5-small (no biases) and of an opus-mt (Marian) with random weights, as no package carries trained ones; they read movie
+snippets. Each prompt is gone on with by three tokens, each a column, alone and in batches.
 """
 
 from __future__ import annotations
@@ -11,14 +12,20 @@ from __future__ import annotations
 import argparse
 import platform
 import statistics
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-from decompx_fast import DecompX
+import models  # noqa: E402
+import torch  # noqa: E402
+import transformers  # noqa: E402
+
+from decompx_fast import DecompX  # noqa: E402
 
 PROMPTS: dict[str, tuple[str, ...]] = {
     "facts": (
@@ -91,6 +98,43 @@ def gaps_of(explainer: DecompX, prompts: Sequence[Any]) -> Gaps:
     return found
 
 
+def encoder_decoders() -> Iterator[tuple[str, DecompX]]:
+    """Each with its name, in float32."""
+    ends = {"pad_token_id": 0, "eos_token_id": 102, "decoder_start_token_id": 0, "forced_eos_token_id": None}
+    t5 = transformers.T5Config(vocab_size=models.WORD_PIECES, **ends)  # T5-small's, by default
+    marian = transformers.MarianConfig(
+        vocab_size=models.WORD_PIECES,
+        d_model=512,
+        encoder_layers=6,
+        decoder_layers=6,
+        encoder_attention_heads=8,
+        decoder_attention_heads=8,
+        encoder_ffn_dim=2048,
+        decoder_ffn_dim=2048,
+        max_position_embeddings=512,
+        activation_function="swish",
+        **ends,
+    )
+    made = {
+        "T5-small's shape": transformers.T5ForConditionalGeneration,
+        "opus-mt's shape": transformers.MarianMTModel,
+    }
+    for (name, kind), config in zip(made.items(), (t5, marian), strict=True):
+        torch.manual_seed(0)
+        model = kind(config).eval()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.ndim == 1:  # biases, which are zero, and weights of norms, which are one
+                    parameter += 0.1 * torch.randn_like(parameter)
+        yield name, DecompX(model, models.word_piece())
+
+
+def snippets(count: int) -> list[str]:
+    """Of movie reviews."""
+    lines = (ROOT / "tests" / "data" / "movie-snippets-heldout.tsv").read_text(encoding="utf-8").splitlines()
+    return [line.split("\t")[-1] for line in lines[1 : count + 1]]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "generation.md")
@@ -98,14 +142,17 @@ def main() -> None:
     parser.add_argument("--model", help="a folder, in the place of the embedded model")
     given = parser.parse_args()
     explainer = DecompX.demo_lm() if given.model is None else DecompX.from_pretrained(given.model)
+    asks = [(explainer, kind, [asked(kind, text) for text in some]) for kind, some in PROMPTS.items()]
+    asks += [(one, f"{name}, snippets", snippets(50)) for name, one in encoder_decoders()]
     lines = [
-        "# Columns of a language model against its own logits",
+        "# Columns of models that write against their own logits",
         "",
-        f"SmolLM2-135M-Instruct, {WRITTEN} tokens written after each prompt, each a column, by `bench/generation.py`; "
+        f"SmolLM2-135M-Instruct on prompts of six kinds, and encoder-decoders with random weights on movie snippets: "
+        f"{WRITTEN} tokens written after each, each a column, by `bench/generation.py`; "
         f"torch {torch.__version__}, {platform.machine()}. *Column*: between a column's sum and the model's logit, as "
         "a share of the largest of the output's logits. *Answer*: between the sum over an output's tokens and the "
         "column of the whole output, of any source, as a share of the largest score. *Together*: between the scores of "
-        f"a prompt alone and among those explained in batches of up to {TOGETHER}.",
+        f"a prompt alone and among those explained in batches of up to {TOGETHER}, likewise.",
         "",
         "| weights | prompts | number | columns | column, median | column, largest | answer, largest | together |",
         "|---|---|---:|---:|---:|---:|---:|---:|",
@@ -115,12 +162,12 @@ def main() -> None:
         line for line in before if line.startswith(tuple(f"| {one} " for one in DTYPES if one not in given.dtype))
     ]
     for name in given.dtype:
-        model = DecompX(explainer.model.to(getattr(torch, name)), explainer.tokenizer)
-        for kind, some in PROMPTS.items():
-            gaps = gaps_of(model, [asked(kind, text) for text in some])
+        for one, kind, prompts in asks:
+            model = DecompX(one.model.to(getattr(torch, name)), one.tokenizer)
+            gaps = gaps_of(model, prompts)
             numbers = [statistics.median(gaps.columns), max(gaps.columns), max(gaps.answers), max(gaps.together)]
             cells = " | ".join(f"{number:.1e}" for number in numbers)
-            lines.append(f"| {name} | {kind} | {len(some)} | {len(gaps.columns)} | {cells} |")
+            lines.append(f"| {name} | {kind} | {len(prompts)} | {len(gaps.columns)} | {cells} |")
             given.out.write_text("\n".join(lines) + "\n", encoding="utf-8")  # so far
 
 

@@ -181,6 +181,11 @@ def escaped(text: str) -> str:
     return "".join(f"\\u{ord(char):04x}" if char in _STEERING else char for char in text)
 
 
+def shown_in(encoding: str, text: str) -> str:
+    """The text as a terminal of an encoding shows it: what steers it, cannot be seen or encoded is an escape."""
+    return escaped(printable(text)).encode(encoding, "backslashreplace").decode(encoding)
+
+
 def score_format(values: Iterable[float]) -> Callable[[float], str]:
     """How to write scores so that the largest has four digits that count, always with a sign: what reads as zero, +."""
     largest = max((abs(value) for value in values if math.isfinite(value)), default=0.0)

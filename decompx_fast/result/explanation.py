@@ -331,22 +331,19 @@ class Explanation:
         return load_explanation(path)
 
     def show(
-        self,
-        target: Target = None,
-        *,
-        console: Console | None = None,
-        width: int | None = None,
+        self, target: Target = None, *, other: Target = None, console: Console | None = None, width: int | None = None
     ) -> None:
-        """Print the text and the scores to the terminal.
+        """Print the text and the scores to the terminal; ``show_layers`` prints the layers.
 
         Args:
             target: as for :meth:`column`.
+            other: a second target, whose scores are taken from the first one's, with both beside the difference.
             console: where to print; standard output if None.
             width: in columns; the terminal's if None.
         """
         from .render import show
 
-        show(self, target, console=console, width=width)
+        show(self, target, other=other, console=console, width=width)
 
     def to_html(self, target: Target = None, *, full: bool = False) -> str:
         """The text and the scores as HTML, without scripts or anything to be loaded.
