@@ -80,9 +80,10 @@ def processor_seconds(process: int) -> float:
 
 
 def children_of(process: int) -> list[int]:
-    """The processes that a process has started."""
+    """The processes that a process has started, in any of its threads."""
     try:
-        return [int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+        files = list(Path(f"/proc/{process}/task").glob("*/children"))
+        return [int(child) for file in files for child in file.read_text().split()]
     except OSError:
         return []
 
