@@ -9,12 +9,14 @@ the run ends, the same command is given again at once. In the end every column o
 a run that nothing happened to, but for ``time_s``. "Until work went on" is from the fault to the next part that is
 written, the start of new processes included. The service is asked by 4 connections meanwhile, and work goes on with
 the next answer of 200. Faults of a disk are made in a small file system (tmpfs), which only root can mount: without it
-these are left out. Writes ``bench/results/faults.md``.
+these are left out. Writes ``bench/results/faults.json``, and from it ``faults.md``; with ``--only`` some faults alone
+are made again.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import resource
 import signal
@@ -25,14 +27,17 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import cycle
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from bulk import RESULTS, children_of, machine, resident_mb, snippets
 from bulk_kills import Run, cluster, compare, save_model, write_rows
 from serve_load import Client, service
+
+from decompx_fast.errors import counted
 
 ROWS_OF_A_PART = 16
 PARTS_BEFORE = 12
@@ -59,12 +64,17 @@ class Bench:
     Attributes:
         folder: of everything.
         rows: how many.
+        only: the faults that are made; empty for all.
         found: the table so far.
     """
 
     folder: Path
     rows: int
+    only: tuple[str, ...] = ()
     found: list[Found] = field(default_factory=list)
+
+    def wants(self, where: str, fault: str) -> bool:
+        return not self.only or f"{where}: {fault}" in self.only
 
     @property
     def model(self) -> str:
@@ -152,6 +162,8 @@ def out_of_memory(run: Struck) -> None:
 
 
 def bulk_fault(bench: Bench, name: str, how: str, fault: Callable[[Struck], object]) -> None:
+    if not bench.wants("bulk", name):
+        return
     out = bench.folder / name.replace(" ", "-")
     run = Struck(bench.command(out, "--workers", "2"), out)
     run.watch(PARTS_BEFORE)
@@ -162,20 +174,28 @@ def bulk_fault(bench: Bench, name: str, how: str, fault: Callable[[Struck], obje
 
 def damaged_part(bench: Bench, name: str, how: str, damage: Callable[[Path], object]) -> None:
     """A part of a run that has ended is damaged, and the command given again."""
+    if not bench.wants("bulk", name):
+        return
     out = bench.folder / name.replace(" ", "-")
     command = bench.command(out, "--workers", "1")
     subprocess.run(["cp", "-r", str(bench.folder / "whole"), str(out)], check=True)
     part = sorted((out / "parts").iterdir())[3]
-    before = part.read_bytes()
+    size, then = part.stat().st_size, "made again"
     damage(part)
     start = time.perf_counter()
-    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
-    until(lambda: part.exists() and part.stat().st_size >= 0.9 * len(before), "the part is there again")
+    process = subprocess.Popen(command)
+    if part.exists():  # it is told by its name, and deleted
+        if process.wait(PATIENCE_S) == 0:
+            raise SystemExit(f"{name}: not told")
+        then = f"refused by its name after {time.perf_counter() - start:.1f} s, deleted, run again"
+        part.unlink()
+        process = subprocess.Popen(command)
+    until(lambda: part.exists() and part.stat().st_size >= 0.9 * size, "the part is there again")
     seconds = time.perf_counter() - start
-    if process.wait():
+    if process.wait(PATIENCE_S):
         raise SystemExit(f"{name}: exit code {process.returncode}")
     left = [path.name for path in (out / "parts").iterdir() if path.name.startswith(".")]
-    bench.add(Found("bulk", name, how, seconds, bench.lost(out) + (f", {left} left" if left else ""), "run again"))
+    bench.add(Found("bulk", name, how, seconds, bench.lost(out) + (f", {left} left" if left else ""), then))
 
 
 def torn(part: Path) -> None:
@@ -215,7 +235,7 @@ def bulk(bench: Bench) -> None:
     bulk_fault(bench, "a worker without memory", f"RLIMIT_AS of a worker set to what it has, {at}", out_of_memory)
     bulk_fault(bench, "SIGTERM", f"to the parent {at}", to_parent(signal.SIGTERM))
     bulk_fault(bench, "Ctrl-C", f"SIGINT to the parent {at}", to_parent(signal.SIGINT))
-    if hasattr(os, "geteuid") and os.geteuid() == 0:
+    if hasattr(os, "geteuid") and os.geteuid() == 0 and bench.wants("bulk", "full disk"):
         full_disk(bench)
     half = "a part cut to its half in a whole run"
     damaged_part(bench, "a truncated part", half, lambda part: os.truncate(part, part.stat().st_size // 2))
@@ -224,11 +244,13 @@ def bulk(bench: Bench) -> None:
 
 
 def on_ray(bench: Bench) -> None:
-    with cluster(True) as where:
-        for name, how, fault in (
-            ("an actor is killed", "SIGKILL to an actor", to_worker),
-            ("the run is killed", "SIGKILL to the driver", to_parent(signal.SIGKILL)),
-        ):
+    faults = (
+        ("an actor is killed", "SIGKILL to an actor", to_worker),
+        ("the run is killed", "SIGKILL to the driver", to_parent(signal.SIGKILL)),
+    )
+    faults = [one for one in faults if bench.wants("Ray", one[0])]
+    with cluster(bool(faults)) as where:
+        for name, how, fault in faults:
             out = bench.folder / f"ray-{name.replace(' ', '-')}"
             run = Struck(bench.command(out, *where), out)
             run.watch(PARTS_BEFORE)
@@ -242,6 +264,8 @@ def on_ray(bench: Bench) -> None:
 
 def serve_fault(bench: Bench, name: str, how: str, fault: Callable[[int, list[int]], object]) -> None:
     """A fault while 4 connections ask; it is given the process of the service and those that compute."""
+    if not bench.wants("service", name):
+        return
     with service(2, 64, bench.model) as port:
         (parent,) = children_of(os.getpid())
         workers = [child for child in children_of(parent) if resident_mb(child) > 100]
@@ -263,6 +287,8 @@ def serve_fault(bench: Bench, name: str, how: str, fault: Callable[[int, list[in
 
 def ended_service(bench: Bench, name: str, number: int) -> None:
     """The whole service is ended while 4 texts are computed; then another is begun."""
+    if not bench.wants("service", name):
+        return
     with suppress(SystemExit), service(2, 64, bench.model) as port:
         (parent,) = children_of(os.getpid())
         workers = children_of(parent)
@@ -299,41 +325,50 @@ def served(bench: Bench) -> None:
     ended_service(bench, "SIGTERM", signal.SIGTERM)
 
 
-def page(bench: Bench) -> str:
-    about = machine()
+def page(kept: dict[str, Any]) -> str:
+    """The table, as Markdown."""
     lines = [
         "# Faults",
         "",
-        f"`python bench/faults.py`: {bench.rows:,} rows in parts of {ROWS_OF_A_PART}, a random encoder of 2 layers, 32 "
-        f"wide, {about['machine']}, {about['cores']} cores, PyTorch {about['torch']}. What was lost is by comparison, "
-        "number for number, with a run that nothing happened to; of the service it is what its 4 clients were told.",
+        f"`python bench/faults.py`: {kept['rows']:,} rows in parts of {ROWS_OF_A_PART}, a random encoder of 2 layers, "
+        f"32 wide, {kept['machine']}, {counted(kept['cores'], 'core')} that others used too (load average "
+        f"{kept['load']:.1f}), PyTorch {kept['torch']}. What was lost is by comparison, number for number, with a run "
+        "that nothing happened to; of the service it is what its 4 clients were told.",
         "",
         "| where | fault | how it was made | what was lost | what became of it | s until work went on |",
         "| --- | --- | --- | --- | --- | ---: |",
     ]
-    for one in bench.found:
-        lines.append(f"| {one.where} | {one.fault} | {one.how} | {one.lost} | {one.then} | {one.seconds:.1f} |")
+    for one in kept["found"]:
+        row = Found(**one)
+        lines.append(f"| {row.where} | {row.fault} | {row.how} | {row.lost} | {row.then} | {row.seconds:.1f} |")
     return "\n".join(lines) + "\n"
+
+
+def keep(bench: Bench) -> None:
+    """Write what was found, in the place of what was found before of the same faults."""
+    file = RESULTS / "faults.json"
+    before = json.loads(file.read_text())["found"] if file.exists() and bench.only else []
+    new = {(one.where, one.fault): asdict(one) for one in bench.found}
+    found = [new.pop((one["where"], one["fault"]), one) for one in before] + list(new.values())
+    kept = {"rows": bench.rows, **machine(), "found": found}
+    file.write_text(json.dumps(kept, indent=1) + "\n")
+    (RESULTS / "faults.md").write_text(page(kept))
+    print(page(kept))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rows", type=int, default=800)
-    parser.add_argument("--only", nargs="*", choices=["bulk", "ray", "serve"], default=["bulk", "ray", "serve"])
+    parser.add_argument("--only", nargs="+", default=[], metavar="WHERE: FAULT", help="as in the table")
     asked = parser.parse_args()
     with TemporaryDirectory() as folder:
-        bench = Bench(Path(folder), asked.rows)
+        bench = Bench(Path(folder), asked.rows, tuple(asked.only))
         write_rows(bench.folder / "rows.jsonl", asked.rows)
         save_model(Path(bench.model), tiny=True)
-        if {"bulk", "ray"} & set(asked.only):
-            subprocess.run(bench.command(bench.folder / "whole", "--workers", "2"), check=True)
-        for name, make in (("bulk", bulk), ("ray", on_ray), ("serve", served)):
-            if name in asked.only:
-                make(bench)
-    written = page(bench)
-    print(written)
-    if asked.only == ["bulk", "ray", "serve"]:
-        (RESULTS / "faults.md").write_text(written)
+        subprocess.run(bench.command(bench.folder / "whole", "--workers", "2"), check=True)
+        for make in (bulk, on_ray, served):
+            make(bench)
+    keep(bench)
 
 
 if __name__ == "__main__":

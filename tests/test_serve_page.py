@@ -47,7 +47,7 @@ def test_what_is_typed_is_explained_in_colours_and_nothing_is_blocked(browser, a
     assert [float(title.split()[-2]) for title, _ in tokens] == pytest.approx(scores, abs=1e-3)
     largest = max(abs(s) for s, special in zip(scores, expected.special, strict=True) if not special)
     shares = [0.6 * min(1, abs(score) / largest) for score in scores]
-    assert [colour for _, colour in tokens] == pytest.approx([s if s >= 0.018 else 0 for s in shares], abs=2e-3)
+    assert [colour for _, colour in tokens] == pytest.approx(shares, abs=2e-3)
     assert TYPED in browser.run("return document.querySelector('.dx-text').textContent")
     assert not browser.run("return document.querySelectorAll('[onclick]').length")
     # What a policy blocks is in the log of the browser, and so is what cannot be loaded.
