@@ -1,6 +1,7 @@
 """How nearly the columns of models that write add up to their logits, on 50 real prompts each: writes a table.
 
-    python bench/generation.py [--out bench/results/generation.md] [--dtype float32 bfloat16] [--model FOLDER]
+    python bench/generation.py [--out bench/results/generation.md] [--dtype float32 bfloat16] [--only KIND...]
+        [--model FOLDER]
 
 The language model is the embedded one (see the README), or one in a folder. Encoder-decoders have the shapes of
 T5-small (no biases) and of an opus-mt (Marian) with random weights, as no package carries trained ones; they read movie
@@ -10,10 +11,12 @@ snippets. Each prompt is gone on with by three tokens, each a column, alone and 
 from __future__ import annotations
 
 import argparse
+import functools
+import itertools
 import platform
 import statistics
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -98,35 +101,38 @@ def gaps_of(explainer: DecompX, prompts: Sequence[Any]) -> Gaps:
     return found
 
 
-def encoder_decoders() -> Iterator[tuple[str, DecompX]]:
-    """Each with its name, in float32."""
+#: Encoder-decoders by the names of their shapes: the class, and what is not its configuration's default.
+SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
+    "T5-small's shape": ("T5ForConditionalGeneration", {}),
+    "opus-mt's shape": (
+        "MarianMTModel",
+        {
+            "d_model": 512,
+            "encoder_layers": 6,
+            "decoder_layers": 6,
+            "encoder_attention_heads": 8,
+            "decoder_attention_heads": 8,
+            "encoder_ffn_dim": 2048,
+            "decoder_ffn_dim": 2048,
+            "max_position_embeddings": 512,
+            "activation_function": "swish",
+        },
+    ),
+}
+
+
+def random_model(name: str) -> DecompX:
+    """One of ``SHAPES``, in float32."""
+    kind, sizes = SHAPES[name]
+    model_class = getattr(transformers, kind)
     ends = {"pad_token_id": 0, "eos_token_id": 102, "decoder_start_token_id": 0, "forced_eos_token_id": None}
-    t5 = transformers.T5Config(vocab_size=models.WORD_PIECES, **ends)  # T5-small's, by default
-    marian = transformers.MarianConfig(
-        vocab_size=models.WORD_PIECES,
-        d_model=512,
-        encoder_layers=6,
-        decoder_layers=6,
-        encoder_attention_heads=8,
-        decoder_attention_heads=8,
-        encoder_ffn_dim=2048,
-        decoder_ffn_dim=2048,
-        max_position_embeddings=512,
-        activation_function="swish",
-        **ends,
-    )
-    made = {
-        "T5-small's shape": transformers.T5ForConditionalGeneration,
-        "opus-mt's shape": transformers.MarianMTModel,
-    }
-    for (name, kind), config in zip(made.items(), (t5, marian), strict=True):
-        torch.manual_seed(0)
-        model = kind(config).eval()
-        with torch.no_grad():
-            for parameter in model.parameters():
-                if parameter.ndim == 1:  # biases, which are zero, and weights of norms, which are one
-                    parameter += 0.1 * torch.randn_like(parameter)
-        yield name, DecompX(model, models.word_piece())
+    torch.manual_seed(0)
+    model = model_class(model_class.config_class(vocab_size=models.WORD_PIECES, **sizes, **ends)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1:  # biases, which are zero, and weights of norms, which are one
+                parameter += 0.1 * torch.randn_like(parameter)
+    return DecompX(model, models.word_piece())
 
 
 def snippets(count: int) -> list[str]:
@@ -135,16 +141,28 @@ def snippets(count: int) -> list[str]:
     return [line.split("\t")[-1] for line in lines[1 : count + 1]]
 
 
+HEAD = "| weights | prompts | number | columns | column, median | column, largest | answer, largest | together |"
+
+
+def lines_of(file: Path) -> dict[tuple[str, str], str]:
+    """The lines of a table that was written before, by dtype and prompts."""
+    lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
+    rows = [(line.split(" | "), line) for line in lines if line.startswith(tuple(f"| {one} " for one in DTYPES))]
+    return {(cells[0].removeprefix("| "), cells[1]): line for cells, line in rows}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "generation.md")
     parser.add_argument("--dtype", nargs="+", default=DTYPES, choices=DTYPES, help="others keep the lines they have")
+    parser.add_argument("--only", nargs="*", default=[""], help="prompts whose name begins so; others likewise")
     parser.add_argument("--model", help="a folder, in the place of the embedded model")
     given = parser.parse_args()
-    explainer = DecompX.demo_lm() if given.model is None else DecompX.from_pretrained(given.model)
-    asks = [(explainer, kind, [asked(kind, text) for text in some]) for kind, some in PROMPTS.items()]
-    asks += [(one, f"{name}, snippets", snippets(50)) for name, one in encoder_decoders()]
-    lines = [
+    load = DecompX.demo_lm if given.model is None else functools.partial(DecompX.from_pretrained, given.model)
+    language_model = functools.cache(load)
+    asks = [(language_model, kind, [asked(kind, text) for text in some]) for kind, some in PROMPTS.items()]
+    asks += [(functools.partial(random_model, name), f"{name}, snippets", snippets(50)) for name in SHAPES]
+    text = [
         "# Columns of models that write against their own logits",
         "",
         f"SmolLM2-135M-Instruct on prompts of six kinds, and encoder-decoders with random weights on movie snippets: "
@@ -154,21 +172,21 @@ def main() -> None:
         "column of the whole output, of any source, as a share of the largest score. *Together*: between the scores of "
         f"a prompt alone and among those explained in batches of up to {TOGETHER}, likewise.",
         "",
-        "| weights | prompts | number | columns | column, median | column, largest | answer, largest | together |",
+        HEAD,
         "|---|---|---:|---:|---:|---:|---:|---:|",
     ]
-    before = given.out.read_text(encoding="utf-8").splitlines() if given.out.is_file() else []
-    lines += [
-        line for line in before if line.startswith(tuple(f"| {one} " for one in DTYPES if one not in given.dtype))
-    ]
-    for name in given.dtype:
-        for one, kind, prompts in asks:
-            model = DecompX(one.model.to(getattr(torch, name)), one.tokenizer)
-            gaps = gaps_of(model, prompts)
+    found = lines_of(given.out)
+    for name in DTYPES:
+        for make, kind, prompts in asks:
+            if name not in given.dtype or not kind.startswith(tuple(given.only)):
+                continue
+            one = make()
+            gaps = gaps_of(DecompX(one.model.to(getattr(torch, name)), one.tokenizer), prompts)
             numbers = [statistics.median(gaps.columns), max(gaps.columns), max(gaps.answers), max(gaps.together)]
             cells = " | ".join(f"{number:.1e}" for number in numbers)
-            lines.append(f"| {name} | {kind} | {len(prompts)} | {len(gaps.columns)} | {cells} |")
-            given.out.write_text("\n".join(lines) + "\n", encoding="utf-8")  # so far
+            found[name, kind] = f"| {name} | {kind} | {len(prompts)} | {len(gaps.columns)} | {cells} |"
+            rows = [found[key] for key in itertools.product(DTYPES, (kind for _, kind, _ in asks)) if key in found]
+            given.out.write_text("\n".join([*text, *rows]) + "\n", encoding="utf-8")  # so far
 
 
 if __name__ == "__main__":
