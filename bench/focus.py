@@ -152,14 +152,22 @@ def mean(rows: Sequence[dict[str, dict[str, float]]], method: str, name: str) ->
 
 
 def markdown(report: dict[str, Any]) -> str:
-    """The tables of a report."""
-    rows, long = report["texts"], report["long"]
-    full_s = mean(rows, "full", "s")
+    """The tables of a report, as far as it goes."""
     lines = [
         "# Sources in focus",
         "",
         f"`bench/focus.py`, {report['processor']}, {report['threads']} thread(s), float32, on a machine that others "
         "used too: ratios are of runs in turns.",
+    ]
+    lines += of_texts(report["texts"]) if report.get("texts") else []
+    lines += of_long_text(report["long"]) if report.get("long") else []
+    return "\n".join(lines) + "\n"
+
+
+def of_texts(rows: Sequence[dict[str, dict[str, float]]]) -> list[str]:
+    """The table of :func:`compare`."""
+    full_s = mean(rows, "full", "s")
+    lines = [
         "",
         f"## {len(rows)} texts of about {TOKENS} tokens, demo model, AbsDot of the predicted class",
         "",
@@ -188,8 +196,13 @@ def markdown(report: dict[str, Any]) -> str:
         f"| NoBias | | {plain_s:.2f} | | {full_s / plain_s:.1f} | | | | | | | {mean(rows, 'NoBias', 'aopc'):.3f} |"
     )
     lines.append(f"| random order | | | | | | | | | | | {mean(rows, 'random', 'aopc'):.3f} |")
+    return lines
+
+
+def of_long_text(long: dict[str, float]) -> list[str]:
+    """The table of :func:`long_text`."""
     floor_s = long["planned_flops"] / long["ceiling_flops_per_s"]
-    lines += [
+    return [
         "",
         f"## {long['tokens']:,} tokens, {long['sources']} sources, {LAYERS} layers of the demo model's shape, random "
         "weights",
@@ -206,24 +219,31 @@ def markdown(report: dict[str, Any]) -> str:
         f"| the model's own pass | | {long['forward_s']:.1f} s |",
         f"| completeness error | | {long['error']:.0e} |",
     ]
-    return "\n".join(lines) + "\n"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("part", nargs="?", choices=("texts", "long"), help="only this one, the other as it was")
     parser.add_argument("--texts", type=int, default=8, help="how many")
     parser.add_argument("--out", type=Path, default=RESULTS, help="the file of numbers")
     arguments = parser.parse_args()
+    report: dict[str, Any] = json.loads(arguments.out.read_text()) if arguments.out.is_file() else {}
+    report |= {"processor": processor(), "threads": torch.get_num_threads(), "torch": torch.__version__}
+
+    def write() -> None:
+        arguments.out.write_text(json.dumps(report, indent=1) + "\n")
+        arguments.out.with_suffix(".md").write_text(markdown(report))
+
     demo = DecompX.demo()
     demo("A warm-up.", sources="focus", focus=1)
-    report: dict[str, Any] = {"processor": processor(), "threads": torch.get_num_threads(), "torch": torch.__version__}
-    report["texts"] = []
-    for text in texts_of(demo, TOKENS, arguments.texts):
-        report["texts"].append(compare(demo, text))
-        print(json.dumps(report["texts"][-1]), flush=True)
-    report["long"] = long_text(demo)
-    arguments.out.write_text(json.dumps(report, indent=1) + "\n")
-    arguments.out.with_suffix(".md").write_text(markdown(report))
+    if arguments.part != "long":
+        report["texts"] = []
+        for text in texts_of(demo, TOKENS, arguments.texts):
+            report["texts"].append(compare(demo, text))
+            write()
+    if arguments.part != "texts":
+        report["long"] = long_text(demo)
+        write()
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ import click
 from . import __version__
 from .commands.bulk import bulk
 from .commands.evaluate import evaluate
-from .commands.options import CHECKS, FOCUS, STORAGES, WORKSPACE, path_options
+from .commands.options import BASELINES, CHECKS, FOCUS, STORAGES, WORKSPACE, path_options
 from .commands.process import (
     OUTPUT_ERRORS,
     Ended,
@@ -59,6 +59,7 @@ def cli() -> None:
 @click.option(
     "--image", "images", multiple=True, metavar="FILE", help="A picture, for a --model that reads them; repeatable."
 )
+@click.option("--pair", "pairs", multiple=True, metavar="TEXT", help="A second text of each TEXT, or several of one.")
 @click.option(
     "--file",
     "file",
@@ -92,6 +93,7 @@ def cli() -> None:
 @click.option(
     "--top-k", type=click.IntRange(min=1), metavar="N", help="So many of the likeliest labels or tokens at each place."
 )
+@click.option("--ignore-label", "ignore_labels", multiple=True, metavar="LABEL", help="Of words left out. [default: O]")
 @click.option(
     "--max-answer-tokens", type=click.IntRange(min=1), metavar="N", help="Of question answering. [default: 15]"
 )
@@ -154,6 +156,7 @@ def explain(
     model: str | None,
     images: tuple[str, ...],
     sounds: tuple[str, ...],
+    pairs: tuple[str, ...],
     file: str | None,
     format_: str | None,
     text_column: str | None,
@@ -163,6 +166,7 @@ def explain(
     targets: tuple[str, ...],
     difference: tuple[str, str] | None,
     at: tuple[str, ...],
+    ignore_labels: tuple[str, ...],
     words: bool,
     layers: bool,
     html: str | None,
@@ -196,11 +200,11 @@ def explain(
         raise click.UsageError("--layers are of the tokens of one text: leave --words and --steps out")
     from .commands.explain import Outputs, Source, explain_all, run
     from .commands.outputs import Tables
-    from .commands.values import blocks, places
+    from .commands.values import blocks, paired, places
 
     columns = {"text": text_column, "pair": pair_column, "id": id_column}
     kind = "picture" if images else "sound" if sounds else "text"
-    source = Source(texts or images or sounds, file, format_, columns, kind=kind)
+    source = Source(paired(texts, pairs) or images or sounds, file, format_, columns, kind=kind)
     source.check()
     outputs, skip = Outputs.named(html, json_, jsonl, details=details), on_error == "skip"
     if launched() and file == STANDARD_INPUT:
@@ -217,7 +221,7 @@ def explain(
     wanted = {name: value for name, value in options.items() if value is not None}
     if "sources" in wanted:
         wanted["sources"] = blocks(wanted["sources"])
-    wanted["at"] = places(at) or None
+    wanted["at"], wanted["ignore_labels"] = places(at) or None, list(ignore_labels) or None
     if wanted.get("continuation") is not None and (file is not None or len(texts) != 1):
         raise click.UsageError("--continuation is what follows one text: give one TEXT and no --file")
     if wanted.get("continuation") is not None:
@@ -249,6 +253,8 @@ def explain(
 @click.option("--device", metavar="DEVICE", help="Where to compute, such as cuda. [default: cpu]")
 @click.option("--ranks", type=click.IntRange(min=1), metavar="R", help="Processes that share the work. [default: 1]")
 @click.option("--path", metavar="PATH", help="direct or operator. [default: the one with fewer operations]")
+@click.option("--steps", type=click.IntRange(min=1), metavar="N", help="Of scores along paths, as for explain.")
+@click.option("--baseline", type=click.Choice(BASELINES), help="What becomes of tokens then. [default: mask]")
 def plan(model: str | None, tokens: int, device: str | None, **options: Any) -> None:
     """Print what an explanation of N tokens needs: memory, operations, path, and what to do if it does not fit.
 
@@ -278,10 +284,12 @@ cli.add_command(summarize)
 
 def _load(model: str | None, device: str | None, task: str | None = None, group: Any = None) -> DecompX:
     from .explainer import DecompX
+    from .request.tasks import check_task
 
     if model is None and task in ("generate", "text-generation", "causal-lm"):
         return DecompX.demo_lm(device=device, group=group)
     if model is None and task is not None:
+        check_task(task)
         raise click.UsageError("--task says which head of a model to load: name the model by --model PATH")
     if model is None:
         return DecompX.demo(device=device, group=group)
@@ -345,6 +353,7 @@ def _in_options(message: str) -> str:
             name, long = re.escape(option.name), option.opts[0]
             if option.is_flag:
                 message = re.sub(rf"\b{name}=True\b", long, message)
+            message = re.sub(rf"(?<![-\w]){name}=(?=[\s;,)]|$)", long, message)
             message = re.sub(rf"(?<![-\w]){name}=(?=\S)", f"{long}=", message)
             if "_" in option.name.strip("_"):
                 message = re.sub(rf"(?<![-\w]){name}\b", long, message)

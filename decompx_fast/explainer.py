@@ -19,6 +19,8 @@ from .engines.adjoint.plan import AdjointPlan
 from .engines.choose import Execution
 from .engines.focus_plan import FocusPlan
 from .engines.forward.plan import Plan
+from .engines.path_plan import PathPlan
+from .request.versions import Baseline
 from .result.explanation import Explanation
 from .result.explanations import Explanations
 from .result.failure import Failure
@@ -331,8 +333,10 @@ class DecompX(ExplainedModel):
         storage: str = "memory",
         folder: str | None = None,
         ranks: int | None = None,
+        steps: int | None = None,
+        baseline: Baseline | None = None,
         **options: Any,
-    ) -> Plan | AdjointPlan | FocusPlan:
+    ) -> Plan | AdjointPlan | FocusPlan | PathPlan:
         """What an explanation of inputs of some length needs, before anything is allocated.
 
         A model that answers at positions is reckoned with as many columns as ``targets`` has, or 8.
@@ -353,6 +357,7 @@ class DecompX(ExplainedModel):
                 :func:`decompx_fast.engines.forward.run.attribute`.
             ranks: among how many processes the sources of the forward engine are divided, each on a device or a machine
                 of its own; ``None``: those of the group.
+            steps, baseline: as for :meth:`explain_iter`: the plan is of the text and of all its versions.
             **options: single options of :class:`DecompXConfig`.
 
         Returns:
@@ -362,16 +367,25 @@ class DecompX(ExplainedModel):
             OptionError: for a size or an option that does not exist, an engine that cannot answer or has no plan, or a
                 path that the model does not have.
         """
+        call = Call(
+            targets=targets,
+            engine=engine,
+            dtype=dtype,
+            path=path,
+            backend=backend,
+            workspace_bytes=workspace_bytes,
+            storage=storage,
+            folder=folder,
+            steps=steps,
+            baseline=baseline,
+        )
         return plan_call(
             self,
             tokens,
             sources=sources,
             focus=focus,
             batch=batch,
-            engine=self.engine if engine is None else engine,
-            targets=targets,
-            dtype=check_dtype(dtype) or self.dtype,
-            execution=Execution(path, backend, workspace_bytes, None, storage, folder),
             ranks=self.ranks if ranks is None else ranks,
             config=self.config.replace(**options),
+            call=call,
         )

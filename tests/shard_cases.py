@@ -58,6 +58,11 @@ def of_family(case: str) -> Any:
     return linearize(test_families.classifier(case), test_families.inputs(case, 2, 7))
 
 
+def of_averaged() -> Any:
+    """A head that is applied to each token, whose outputs are averaged."""
+    return of_family("eurobert_late")
+
+
 def of_language_model() -> Any:
     model = terms_of.bert(BertForMaskedLM)
     return linearize(model, {"input_ids": torch.arange(14).view(2, 7) + 5})
@@ -84,6 +89,8 @@ def bert() -> Any:
 
 def cases() -> dict[str, Case]:
     found, language = {}, {"terms": Terms(torch.tensor([[0, 6, 2], [5, 1, 1]]), torch.tensor([[1, 0, 2], [0, 9, 2]]))}
+    columns = torch.tensor([[[1.0, -1.0, 0.0], [0.0, 0.5, 2.0]]]).double().expand(2, -1, -1)
+    averaged = {"terms": Terms(None, torch.tensor([[2, 0, -1], [1, 1, 2]]), columns)}  # -1: the mean of all outputs
     for rule in RULES:
         for path in ("direct",) if rule in NORMS else ("direct", "operator"):
             config = DecompXConfig(bias=rule, activation="linear", tanh="linear")
@@ -96,10 +103,13 @@ def cases() -> dict[str, Case]:
         found[f"{rule}-groups"] = Case(bert, config, {"sources": GROUPS})
         found[f"{rule}-nothing-attended"] = Case(of_nothing_attended, config)
         found[f"{rule}-language-model"] = Case(of_language_model, config, language)
+        found[f"{rule}-averaged"] = Case(of_averaged, config)
+        found[f"{rule}-averaged-terms"] = Case(of_averaged, config, averaged)
     for split in ("absdot", "abssim", "norm", "equal", "cls", "dot"):
         config = DecompXConfig(bias="bias_token", bias_token_split=split)
         found[f"split-{split}"] = Case(bert, config)
         found[f"split-{split}-language-model"] = Case(of_language_model, config, language)
+        found[f"split-{split}-averaged"] = Case(of_averaged, config)
     for rule in ("absdot", "equal", "cls", "bias_token"):
         found |= {f"{rule}-{name}": case for name, case in of_other_forms(DecompXConfig(bias=rule)).items()}
     return found
@@ -119,6 +129,8 @@ def of_other_forms(config: DecompXConfig) -> dict[str, Case]:
         "stages": Case(bert, config.replace(stages=("encoder", "aggregated", "pooler"), stage_output="vector")),
         "no-head": Case(bert, config.replace(head=False, stages=("encoder",))),
         "rows": Case(bert, config, {"positions": (0, -1, 3)}),
+        "averaged-groups": Case(of_averaged, config, {"sources": GROUPS}),
+        "averaged-stages": Case(of_averaged, config.replace(stages=("pooler",), stage_output="vector")),
     }
 
 

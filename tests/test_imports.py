@@ -82,7 +82,15 @@ MAY_IMPORT = {
         "calls.windowing",
         *BELOW_EXPLAINER,
     },
-    "calls.planning": {"calls.explained_model", "calls.job", *BELOW_EXPLAINER},
+    "calls.planning": {
+        "calls.call",
+        "calls.checks",
+        "calls.explained_model",
+        "calls.focusing",
+        "calls.job",
+        "calls.path_job",
+        *BELOW_EXPLAINER,
+    },
     "explainer": {
         "calls.arguments",
         "calls.call",

@@ -12,11 +12,12 @@ import torch
 
 from ..config import LINEAR_BIAS_RULES, DecompXConfig
 from ..engines.choose import Execution
+from ..engines.exchange import Exchange
 from ..engines.shape import ModelShape
 from ..errors import OptionError, shown, warn_user
 from ..linearize.linearization import specification
 from ..linearize.spec import ModelSpec
-from ..models.tasks import WRITES_ANEW, WRITES_ON
+from ..models.tasks import FOLLOWS, WRITES_ANEW, WRITES_ON
 from ..request.batching import stream
 from ..request.decoding import with_text_again
 from ..request.encoding import Reader
@@ -137,6 +138,16 @@ class Call(Question):
         )
         return results, single
 
+    def execution(self, exchange: Exchange | None = None) -> Execution:
+        """How the forward engine computes, here or with other processes."""
+        return Execution(self.path, self.backend, self.workspace_bytes, exchange, self.storage, self.folder)
+
+    def job(self, explainer: ExplainedModel, config: DecompXConfig) -> Job | PathJob:
+        """What would explain every batch."""
+        spec = specification(explainer.model, explainer.copies)
+        asker = self._asker(explainer, spec.classes)
+        return self._job(config, spec, self._asked(explainer, spec, asker))
+
     def _asker(self, explainer: ExplainedModel, outputs: int) -> Asker | None:
         """What asks for columns at positions; ``None`` where the head answers once."""
         task = position_task(explainer.task, labels=explainer.labels, tokenizer=explainer.tokenizer)
@@ -156,9 +167,7 @@ class Call(Question):
             "engine": explainer.engine if self.engine is None else self.engine,
             "dtype": explainer.dtype if self.dtype is None else check_dtype(self.dtype),
             "targets": resolve_targets(self.targets if asker is None else None, explainer.labels),
-            "execution": Execution(
-                self.path, self.backend, self.workspace_bytes, explainer.exchange, self.storage, self.folder
-            ),
+            "execution": self.execution(explainer.exchange),
             "shape": ModelShape.from_spec(spec, columns=None if asker is None else COLUMNS_RECKONED),
             "positions": check_positions(self.positions),
             "check": self.check,
@@ -216,6 +225,7 @@ class Call(Question):
                 device=explainer.device,
                 split=self.is_split_into_words,
                 prompts=goes_on,
+                pairs=explainer.task == FOLLOWS,
             )
         encoded, single = reader.read(texts)
         if self.ids is not None:

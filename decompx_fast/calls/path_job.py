@@ -13,7 +13,7 @@ from torch import Tensor
 from ..engines.path import Path, mean_scores, random_sets, step_sizes
 from ..errors import InputError, OptionError
 from ..linearize.spec import ModelSpec
-from ..request.batching import BATCH_BYTES, Pair
+from ..request.batching import Pair, inputs_at_once
 from ..request.encoded import Encoded
 from ..request.sources import Sources
 from ..request.versions import Baseline, Players, fill_of, generator_of, version
@@ -103,22 +103,22 @@ class PathJob:
         self.fill = fill_of(baseline, whole.explainer.tokenizer)
         _check_asked(whole, steps)
         _check_model(whole, spec, steps, baseline)
-        self._whole, self._versions = whole, versions
+        self.whole, self.versions = whole, versions
 
     def bytes_of(self, pair: Pair) -> int:
         """What one input takes while it is computed, roughly: versions are computed by batches of their own."""
-        return self._whole.bytes_of((pair[0], None))
+        return self.whole.bytes_of((pair[0], None))
 
     @outside_compiler
     def run(self, batch: Sequence[Pair]) -> list[Explanation]:
         """Explain inputs of the same length and the same number of sources."""
         start = time.perf_counter()
-        found = self._whole.run([(encoded, None) for encoded, _ in batch])
+        found = self.whole.run([(encoded, None) for encoded, _ in batch])
         players = [self._players(encoded, sources) for encoded, sources in batch]
         columns = range(len(found[0].targets))
         walks = [self._walked(column, batch, found, players) for column in columns]  # [c][n]
         sets = [self._drawn(encoded, own) for (encoded, _), own in zip(batch, players, strict=True)]
-        answers = iter(_in_batches(self._versions, [one for drawn in sets for one in drawn.versions(self.fill)]))
+        answers = iter(_in_batches(self.versions, [one for drawn in sets for one in drawn.versions(self.fill)]))
         scores = [drawn.scores([next(answers) for _ in drawn.present]) for drawn in sets]
         seconds = (time.perf_counter() - start) / len(batch)
         return [
@@ -142,7 +142,7 @@ class PathJob:
         self, column: int, batch: Sequence[Pair], found: Sequence[Explanation], players: Sequence[Players]
     ) -> list[Walk]:
         """The path of one column of each input, to its end."""
-        job, walks = self._versions.of_column(column), []
+        job, walks = self.versions.of_column(column), []
         for (encoded, _), whole, own in zip(batch, found, players, strict=True):
             path = Path(own.scores(whole.scores.double())[:, column], whole.target_logits[column].item())
             walks.append(Walk(encoded, own, path, step_sizes(len(own), self.steps)))
@@ -175,7 +175,7 @@ class PathJob:
             "baseline": self.baseline,
             "seed": self.seed,
             "versions": len(sets.present) + sum(len(walk.sizes) for walk in walks),
-            "versions_bias": self._versions.config.bias,
+            "versions_bias": self.versions.config.bias,
             "standard_error": None if largest is None else float(f"{largest:.2g}"),
         }
         return replace(
@@ -193,16 +193,18 @@ class PathJob:
 
 
 def _in_batches(job: Job, versions: Sequence[Encoded]) -> list[Explanation]:
-    """Explain inputs of any lengths, equally long ones together as far as they fit."""
+    """Explain inputs of any lengths, equally long ones together as far as they fit; what each component carries of a
+    version, which takes the most memory, is left out."""
     alike: dict[int, list[int]] = {}
     for place, one in enumerate(versions):
         alike.setdefault(len(one), []).append(place)
     found: dict[int, Explanation] = {}
     for places in alike.values():
-        size = max(1, BATCH_BYTES // max(job.bytes_of((versions[places[0]], None)), 1))
+        size = inputs_at_once(job.bytes_of((versions[places[0]], None)))
         for first in range(0, len(places), size):
             some = places[first : first + size]
-            found |= dict(zip(some, job.run([(versions[place], None) for place in some]), strict=True))
+            ran = job.run([(versions[place], None) for place in some])
+            found |= {place: replace(one, component_shares={}) for place, one in zip(some, ran, strict=True)}
     return [found[place] for place in range(len(versions))]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -13,14 +14,19 @@ from ..engines.choose import Execution, cheaper_engine, choose_engine, records
 from ..engines.focus_plan import FocusPlan
 from ..engines.forward.plan import Plan, plan
 from ..engines.memory import available_bytes
+from ..engines.path_plan import PathPlan
 from ..engines.shape import ModelShape
 from ..errors import OptionError
 from ..linearize.linearization import specification
 from ..linearize.spec import ModelSpec
+from ..request.batching import inputs_at_once
 from ..request.targets import resolve_targets
+from .call import Call
+from .checks import check_dtype
 from .explained_model import ExplainedModel
 from .focusing import check_focusing, naming_config
 from .job import COLUMNS_RECKONED, LIKELIEST
+from .path_job import PathJob
 
 
 def plan_call(
@@ -30,25 +36,61 @@ def plan_call(
     sources: int | None,
     focus: int | None,
     batch: int,
-    targets: Any,
     ranks: int,
     config: DecompXConfig,
-    **asked: Any,
-) -> Plan | AdjointPlan | FocusPlan:
-    """As :meth:`decompx_fast.DecompX.plan` says; ``asked`` is what :func:`_plan_of` takes besides."""
+    call: Call,
+) -> Plan | AdjointPlan | FocusPlan | PathPlan:
+    """As :meth:`decompx_fast.DecompX.plan` says; ``call`` has what is asked besides."""
     _check_sizes(tokens, batch, sources, focus, ranks)
-    spec = specification(explainer.model, explainer.copies)
-    plan_of = partial(_plan_of, explainer, tokens, spec=spec, batch=batch, ranks=ranks)
+    spec, targets = specification(explainer.model, explainer.copies), call.targets
+    asked: dict[str, Any] = {
+        "engine": explainer.engine if call.engine is None else call.engine,
+        "dtype": check_dtype(call.dtype) or explainer.dtype,
+        "execution": call.execution(),
+    }
+    plan_of = partial(_plan_of, explainer, tokens, spec=spec, batch=batch, ranks=ranks, **asked)
+    if call.steps is not None:
+        if focus is not None or ranks > 1:
+            other = f"ranks={ranks}" if focus is None else f"focus={focus}"
+            raise OptionError(
+                f"{other} and steps={call.steps}: all versions of a text are explained token by token and in one "
+                "process: leave one of them out"
+            )
+        job = call.job(explainer, config)
+        assert isinstance(job, PathJob)
+        return _along_paths(job, plan_of, targets, tokens, tokens if sources is None else sources, batch)
     if focus is not None:
         check_focusing(spec, config)
     if focus is None or focus >= tokens:
-        return plan_of(sources=sources, targets=targets, config=config, **asked)
-    explaining = plan_of(sources=min(2 * focus, tokens), targets=targets, config=config, **asked)
+        return plan_of(sources=sources, targets=targets, config=config)
+    explaining = plan_of(sources=min(2 * focus, tokens), targets=targets, config=config)
     if targets is None and explainer.problem_type != "positions" and spec.classes > COLUMNS_RECKONED:
         targets = [*range(LIKELIEST)]
-    naming = plan_of(sources=None, targets=targets, config=naming_config(config), **{**asked, "engine": "adjoint"})
+    naming = plan_of(sources=None, targets=targets, config=naming_config(config), engine="adjoint")
     assert isinstance(naming, AdjointPlan)
     return FocusPlan(focus, naming, explaining)
+
+
+def _along_paths(
+    job: PathJob,
+    plan_of: Callable[..., Plan | AdjointPlan],
+    targets: Any,
+    tokens: int,
+    sources: int,
+    batch: int,
+) -> PathPlan:
+    """The plan of all that a job runs for so many texts of so many sources, with ``plan_of`` for each part of it."""
+    rule, columns = job.versions.config, len(job.whole.targets.names)
+    of_one, of_all = (
+        inputs_at_once(one.bytes_of_size(tokens, None)) for one in (job.versions.of_column(0), job.versions)
+    )
+    return PathPlan(
+        whole=plan_of(sources=None, targets=targets, config=job.whole.config),
+        along=plan_of(sources=None, targets=0, config=rule, batch=min(batch, of_one)),
+        sets=plan_of(sources=None, targets=targets, config=rule, batch=min(batch * job.steps, of_all)),
+        versions_along=batch * columns * min(job.steps, sources),
+        versions_of_sets=batch * job.steps,
+    )
 
 
 def _plan_of(

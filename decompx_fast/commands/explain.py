@@ -52,14 +52,14 @@ class Source:
     """What is to be explained: texts of the command line, and the rows of a file.
 
     Attributes:
-        texts: of the command line.
+        texts: of the command line; a pair of them each where there are second ones.
         file: ``None`` for none, ``"-"`` for standard input.
         format: of the file, where its name does not say it.
         columns: the names of the columns of texts, second texts and ids, as they were given.
         kind: ``"picture"``, ``"sound"``: what is on the command line are paths of such files.
     """
 
-    texts: tuple[str, ...]
+    texts: tuple[str | tuple[str, str], ...]
     file: str | None = None
     format: str | None = None
     columns: Mapping[str, str | None] = field(default_factory=dict)

@@ -63,7 +63,7 @@ class Metric:
         higher_is_better: which way is good.
         perturbation: the name of the one that it reads.
         needs_labels: whether the right classes must be known.
-        levels: its curve ``[n, levels]``, of which :meth:`per_text` is the mean; a single column if it is no curve.
+        levels: its curve ``[n, levels]``, whose mean is what a text is given; a single column if it is no curve.
         least_texts: how many different texts it needs.
     """
 
@@ -75,10 +75,6 @@ class Metric:
     needs_labels: bool
     levels: Callable[[Outcomes], Array]
     least_texts: int = 1
-
-    def per_text(self, outcomes: Outcomes) -> Array:
-        """``[n]``: one number for each text."""
-        return self.levels(outcomes).mean(1)
 
 
 def perturbations(metrics: Sequence[Metric], *, pairs: bool) -> list[Perturbation]:

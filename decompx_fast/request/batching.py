@@ -26,6 +26,11 @@ READ_AHEAD = 256
 BATCHES_AHEAD = 16
 
 
+def inputs_at_once(bytes_of_one: int) -> int:
+    """How many inputs are computed together where no batch size is given."""
+    return max(1, BATCH_BYTES // max(bytes_of_one, 1))
+
+
 def look_ahead(batch_size: int | None) -> int:
     """How many inputs are read before the first of them is explained: one with ``batch_size=1``."""
     if batch_size == 1:
@@ -102,7 +107,7 @@ def _batches(pairs: Mapping[int, Pair], batch_size: int | None, bytes_of: Callab
         parts = tuple((name, tuple(value.shape)) for name, value in encoded.inputs.items())
         alike.setdefault((len(encoded), count, parts), []).append(n)
     for members in alike.values():
-        size = batch_size or max(1, BATCH_BYTES // max(bytes_of(pairs[members[0]]), 1))
+        size = batch_size or inputs_at_once(bytes_of(pairs[members[0]]))
         for start in range(0, len(members), size):
             yield members[start : start + size]
 

@@ -20,14 +20,19 @@ if TYPE_CHECKING:
 MOST_RANKS = 64
 
 
-def ways_out(this: Plan) -> Iterator[str]:
-    """What would fit, the least change first; where this fits, what would need clearly less."""
+def ways_out(this: Plan, *, whole: bool = False) -> Iterator[str]:
+    """What would fit, the least change first; where this fits, what would need clearly less.
+
+    Args:
+        this: the plan.
+        whole: whether sources can be neither grouped nor divided among processes.
+    """
     yield from _smaller(this)
-    if not this.fits:
+    if not this.fits and not whole:
         yield from _groups(this)
     yield from _adjoint(this)
     if not this.fits:
-        yield from _ranks(this)
+        yield from () if whole else _ranks(this)
         yield from _disk(this)
 
 
