@@ -132,7 +132,9 @@ def random_model(name: str) -> DecompX:
         for parameter in model.parameters():
             if parameter.ndim == 1:  # biases, which are zero, and weights of norms, which are one
                 parameter += 0.1 * torch.randn_like(parameter)
-    return DecompX(model, models.word_piece())
+    tokenizer = models.word_piece()
+    tokenizer.model_input_names = ["input_ids", "attention_mask"]  # these models know no segments
+    return DecompX(model, tokenizer)
 
 
 def snippets(count: int) -> list[str]:

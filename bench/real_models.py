@@ -16,7 +16,7 @@ import functools
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -179,8 +179,8 @@ format of CTranslate2; by their descriptions alone, encoders as ONNX or as array
 """
 
 
-def markdown(rows: list[dict[str, Any]]) -> str:
-    """A line for each model: the largest of its rows, in float32 and in float64."""
+def markdown(rows: list[dict[str, Any]], titles: Sequence[str]) -> str:
+    """A line for each model: the largest of its rows, in float32 and in float64; and which have none yet."""
     lines = [
         "# Real weights in all engines",
         "",
@@ -200,6 +200,9 @@ def markdown(rows: list[dict[str, Any]]) -> str:
             kinds = [max(row[name] for row in own if row["dtype"] == kind) for kind in ("float32", "float64")]
             cells.append(" / ".join(f"{value:.0e}" for value in kinds))
         lines.append(f"| {title} | {own[0]['inputs']} | {' | '.join(cells)} |")
+    missing = [title for title in titles if all(row["model"] != title for row in rows)]
+    if missing:
+        lines += ["", f"Not measured yet: {'; '.join(missing)}."]
     return "\n".join(lines) + "\n" + NOTES
 
 
@@ -223,7 +226,7 @@ def main() -> None:
         print(f"{subject.title}: {len(subject.inputs)} inputs", file=sys.stderr, flush=True)
         rows = [row for one in every for row in found.get(one.title, ())]  # so far
         file.write_text(json.dumps(rows, indent=1) + "\n")
-        (args.out / "real-models.md").write_text(markdown(rows))
+        (args.out / "real-models.md").write_text(markdown(rows, [one.title for one in every]))
 
 
 if __name__ == "__main__":
