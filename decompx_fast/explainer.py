@@ -227,9 +227,10 @@ class DecompX(ExplainedModel):
                 many versions along a path that the most important tokens leave first, one path for each column (name
                 the ``targets`` that you want), and as many with random sets of tokens
                 (:mod:`decompx_fast.engines.path`). Versions are explained without biases (two passes of the model),
-                unless the rule is linear in the inputs. The scores add up to the model's value less
-                ``baseline_logits``, and special tokens, which are never gone, have 0; ``metadata`` has the standard
-                error.
+                unless the rule is linear in the inputs. ``"auto"``: 3, 6 ... 48 until the scores change by 10 % of
+                their norm or less; ``metadata`` has the number and the last change. The scores add up to the model's
+                value less ``baseline_logits``, and special tokens, which are never gone, have 0; ``metadata`` has the
+                standard error.
             baseline: what becomes of tokens that are gone: ``"mask"`` (if ``None``) or ``"pad"``, that token takes
                 their place; ``"remove"``, the others close up.
             **options: single options of :class:`DecompXConfig`.
