@@ -97,7 +97,7 @@ def test_sensitivity_is_captums(explainer) -> None:
                     model.get_input_embeddings().weight.copy_(given_table)
                 changed = Problem(model, problem.tokenizer, problem.inputs, problem.classes)
                 rows.append(one.method.score(changed)[0])
-            return torch.stack(rows)
+            return (torch.stack(rows),)
 
         expected = sensitivity_max(
             scores, table[None], perturb_func=lambda tables: tables + torch.stack(noise), n_perturb_samples=checks.DRAWS
