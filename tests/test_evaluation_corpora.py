@@ -79,7 +79,7 @@ def test_movies_from_rows_and_from_erasers_folder(tmp_path):
     assert (found.texts, found.labels) == ((" ".join(review.split()),), (1,))
     assert marked(found) == [["acting", "is"]]
     write_rows(folder / "test.jsonl", [{**row, "annotation_id": "posR_2.txt"}])
-    with pytest.raises(InputError, match="line 1 of .*test.jsonl speaks of a document that is not there"):
+    with pytest.raises(InputError, match="line 1 of .*test.jsonl is no row of movies: .*No such file.*posR_2.txt"):
         read_dataset(f"movies:{folder}", ("NEG", "POS"))
 
 

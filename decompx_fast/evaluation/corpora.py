@@ -107,7 +107,8 @@ def _esnli(row: Values) -> Example:
     names = ("entailment", "neutral", "contradiction")
     if "gold_label" not in row:
         return _texts(("premise", "hypothesis"), names)(row)
-    texts, marks = [], []
+    texts: list[str] = []
+    marks: list[Mark] = []
     for segment, column in enumerate(("Sentence1_marked_1", "Sentence2_marked_1")):
         text, at = "", None
         for part in _text(row[column]).split("*"):
@@ -163,7 +164,7 @@ def read_corpus(name: str, path: str | None, limit: int | None) -> list[tuple[st
     for place, values in itertools.islice(rows, limit):
         try:
             found.append((place, read(values)))
-        except (KeyError, ValueError, TypeError, AttributeError) as error:
+        except (KeyError, ValueError, TypeError, AttributeError, OSError) as error:
             what = f"no column {error}" if isinstance(error, KeyError) else str(error)
             raise InputError(f"{place} is no row of {name}: {what}") from error
     if not found:
@@ -191,37 +192,43 @@ def _from_hub(name: str, corpus: Corpus) -> Iterator[tuple[str, Values]]:
         yield f"row {number} of {name}", row
 
 
+class _Documents(dict[str, str]):
+    """The documents of a release by their names; a file of its own is read when it is asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = folder
+        if (folder / "docs.jsonl").exists():
+            self.update((str(row.get("docid")), row.get("document")) for _, row in _from_file(f"{folder}/docs.jsonl"))
+
+    def __missing__(self, name: str) -> str:
+        return (self.folder / "docs" / name).read_text(encoding="utf-8")
+
+
 def _from_eraser(folder: Path, corpus: Corpus) -> Iterator[tuple[str, Values]]:
-    """The rows of ERASER's release: an annotation, with the documents that it speaks of."""
-    documents: dict[str, str] = {}
-    if (folder / "docs.jsonl").exists():
-        for _, row in _from_file(str(folder / "docs.jsonl")):
-            documents[row["docid"]] = row["document"]
+    """The rows of ERASER's release: an annotation, with the documents of the release."""
+    documents = _Documents(folder)
     for place, row in _from_file(str(folder / f"{corpus.split}.jsonl")):
-        spans = [span for group in row.get("evidences", ()) for span in group]
-        own = str(row.get("annotation_id"))
-        names = [name for part in ("premise", "hypothesis") if (name := f"{own}_{part}") in documents] or [own]
-        try:
-            known = {
-                name: documents.get(name) or (folder / "docs" / name).read_text(encoding="utf-8") for name in names
-            }
-        except OSError as error:
-            raise InputError(f"{place} speaks of a document that is not there: {error}") from error
-        yield place, {**row, "spans": spans, "documents": known}
+        yield place, {**row, "documents": documents}
 
 
 def _eraser(row: Values) -> Example:
-    """The tokens of ERASER's documents are what stands between white space."""
-    words = {name: text.split() for name, text in row["documents"].items()}
-    if not 1 <= len(words) <= 2:
-        raise ValueError(f"it has {len(words)} documents, and one or two can be read")
-    texts, marks = [], []
-    for segment, (name, own) in enumerate(words.items()):
-        flags = [False] * len(own)
-        for span in row["spans"]:
+    """An annotation of a review, whose name it has, or of a premise and a hypothesis.
+
+    The tokens of ERASER's documents are what stands between white space.
+    """
+    own, documents = str(row["annotation_id"]), row["documents"]
+    names = [name for part in ("premise", "hypothesis") if (name := f"{own}_{part}") in documents] or [own]
+    words = {name: _text(documents[name]).split() for name in names}
+    spans = [span for group in row["evidences"] for span in group]
+    texts: list[str] = []
+    marks: list[Mark] = []
+    for segment, (name, tokens) in enumerate(words.items()):
+        flags = [False] * len(tokens)
+        for span in spans:
             if span["docid"] == name:
                 flags[span["start_token"] : span["end_token"]] = [True] * (span["end_token"] - span["start_token"])
-        texts.append(_text(" ".join(own)))
-        marks += _word_marks(own, flags, segment)
+        texts.append(_text(" ".join(tokens)))
+        marks += _word_marks(tokens, flags, segment)
     text = texts[0] if len(texts) == 1 else (texts[0], texts[1])
     return Example(text, str(row["classification"]), tuple(marks) or None)
