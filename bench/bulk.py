@@ -1,6 +1,7 @@
 """The rate of bulk runs against those of the engine alone and of one forward pass, and the memory of their processes.
 
-    python bench/bulk.py
+    python bench/bulk.py --part rates         # on a machine that does nothing else
+    python bench/bulk.py --part memory
 
 The rows are the held-out snippets, repeated, each with its number before it; the model is the embedded one, by the
 adjoint engine (``bias="none"``). Every process computes on one thread. "Alone" is ``explain_iter`` over the same rows,
@@ -11,7 +12,7 @@ a machine that does other work too, compare the seconds of the processors and no
 A million rows go through the same processes with an engine that gives the same explanation for all of a part's rows:
 what is read, cut, handed round, written and counted is as ever, and memory has to stay what it is.
 
-Writes ``bench/results/bulk.json``, and from it and from what ``bulk_kills.py`` wrote the tables of
+Writes its part of ``bench/results/bulk.json``, and from it and from what ``bulk_kills.py`` wrote the tables of
 ``bench/results/bulk.md``.
 """
 
@@ -32,10 +33,10 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from decompx_fast import DecompX
+from decompx_fast.errors import counted
 
 RESULTS = Path(__file__).resolve().parent / "results"
 KILLS = {"processes of this machine": "bulk-kills.json", "a cluster of Ray": "bulk-kills-ray.json"}
-FAULTS = "## Faults"
 READ_AHEAD = 1024  # as many as the rows of a part
 
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -79,9 +80,10 @@ def processor_seconds(process: int) -> float:
 
 
 def children_of(process: int) -> list[int]:
-    """The processes that a process has started."""
+    """The processes that a process has started, in any of its threads."""
     try:
-        return [int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+        files = list(Path(f"/proc/{process}/task").glob("*/children"))
+        return [int(child) for file in files for child in file.read_text().split()]
     except OSError:
         return []
 
@@ -93,7 +95,7 @@ def machine() -> dict[str, Any]:
     names = re.findall(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
     return {
         "machine": names[0] if names else platform.machine(),
-        "cores": os.cpu_count(),
+        "cores": len(os.sched_getaffinity(0)),  # that this process may use
         "torch": torch.__version__,
         "load": os.getloadavg()[0],
     }
@@ -221,11 +223,10 @@ def forward_pass(texts: list[str], batch: int = 64) -> dict[str, float]:
 
 
 def rates_table(found: dict[str, Any]) -> str:
-    """The results of this script as Markdown."""
+    """How fast bulk runs are, as Markdown."""
     lines = [
-        f"`python bench/bulk.py`: {found['rows']:,} rows, {found['machine']}, {found['cores']} cores, PyTorch "
-        f"{found['torch']}; load average before it {found['load']:.1f}. Processor time is that of the parent and the "
-        "workers together.",
+        f"`python bench/bulk.py --part rates`: {found['rows']:,} rows, {_place(found)}; load average before it "
+        f"{found['load']:.1f}. Processor time is that of the parent and the workers together.",
         "",
         "| workers | bulk, rows a second | the engine alone | bulk / alone | bulk, ms of the processors a row "
         "| the engine alone | alone / bulk | of it the parent | forward pass, rows a second, one thread | ms a row |",
@@ -240,20 +241,30 @@ def rates_table(found: dict[str, Any]) -> str:
             f"| {run['alone']['ms_a_row'] / cost:.0%} | {one['parent_ms_a_row']:.3f} "
             f"| {forward['rows_a_second']:,.1f} | {forward['ms_a_row']:.2f} |"
         )
-    lines += [
-        "",
-        "Memory, in MiB (resident; the model's weights and PyTorch are in it):",
+    return "\n".join(lines) + "\n"
+
+
+def memory_table(found: dict[str, Any]) -> str:
+    """What processes have in memory, as Markdown."""
+    lines = [
+        f"`python bench/bulk.py --part memory`, {_place(found)}. In MiB, resident; the model's weights and PyTorch are "
+        "in it.",
         "",
         "| rows | engine | workers | parent, peak | parent after each tenth of parts | worker, peak | bytes a row |",
         "| ---: | --- | ---: | ---: | --- | ---: | ---: |",
     ]
-    for run in found["memory"]:
+    for run in found["runs"]:
         lines.append(
             f"| {run['rows']:,} | {run['engine']} | {run['workers']} | {run['parent_peak_mb']:,.0f} "
             f"| {' '.join(f'{mb:.0f}' for mb in run['parent_mb'])} | {run['worker_peak_mb']:,.0f} "
             f"| {run['bytes_a_row']:,.0f} |"
         )
     return "\n".join(lines) + "\n"
+
+
+def _place(found: dict[str, Any]) -> str:
+    """What was measured on."""
+    return f"{found['machine']}, {counted(found['cores'], 'core')}, PyTorch {found['torch']}"
 
 
 def kills_table(where: str, found: dict[str, Any]) -> str:
@@ -263,7 +274,8 @@ def kills_table(where: str, found: dict[str, Any]) -> str:
     parents = ", parent " + " and ".join(f"{found[run]['peak_mb']['parent']:,.0f} MiB" for run in ("killed", "whole"))
     workers = ", worker " + " and ".join(f"{found[run]['peak_mb']['worker']:,.0f} MiB" for run in ("killed", "whole"))
     lines = [
-        f"{found['rows']:,} rows on {where}, {model}, parts of {found['rows_of_a_part']}: killed {len(kills)} times, "
+        f"{found['rows']:,} rows on {where}, 2 workers on {counted(found['cores'], 'core')}, {model}, parts of "
+        f"{found['rows_of_a_part']}: killed {counted(len(kills), 'time')}, "
         f"{found['killed']['seconds']:,.0f} s in all; without a kill {found['whole']['seconds']:,.0f} s, "
         f"{found['rows'] / found['whole']['seconds']:,.1f} rows a second with loading; load average before it "
         f"{found['load']:.1f}. {compared['rows']:,} rows were compared, {compared['different']} of them different. "
@@ -277,23 +289,29 @@ def kills_table(where: str, found: dict[str, Any]) -> str:
 
 
 def write_page() -> None:
-    """``bulk.md``, from the results that there are; what is written there by hand, on faults, is kept."""
-    page = RESULTS / "bulk.md"
-    faults = page.read_text().partition(FAULTS)[2] if page.exists() else ""
-    own, parts = RESULTS / "bulk.json", ["# Bulk runs\n"]
-    parts.append(rates_table(json.loads(own.read_text())) if own.exists() else "Rates: `python bench/bulk.py`.\n")
+    """``bulk.md``, from the results that there are."""
+    own, parts = results(), ["# Bulk runs\n"]
+    for name, table in (("rates", rates_table), ("memory", memory_table)):
+        parts += [f"## {name.capitalize()}\n", table(own[name])] if name in own else []
     kills = [(where, RESULTS / name) for where, name in KILLS.items() if (RESULTS / name).exists()]
     if kills:
         parts.append("## Runs that are killed\n\n`python bench/bulk_kills.py`\n")
         parts += [kills_table(where, json.loads(path.read_text())) for where, path in kills]
-    page.write_text("\n".join(parts) + (f"\n{FAULTS}{faults}" if faults else ""))
+    parts.append("Faults of other kinds, and how long until work went on: `bench/results/faults.md`.\n")
+    (RESULTS / "bulk.md").write_text("\n".join(parts))
+
+
+def results() -> dict[str, Any]:
+    """What this script has found so far, by its parts."""
+    own = RESULTS / "bulk.json"
+    return dict(json.loads(own.read_text())) if own.exists() else {}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--rows", type=int, default=8192)
-    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--few-rows", type=int, default=2048, help="of another run, for its memory alone")
+    parser.add_argument("--part", choices=["rates", "memory"], required=True)
+    parser.add_argument("--rows", type=int, default=4096)
+    parser.add_argument("--workers", type=int, nargs="+", default=[2])
     parser.add_argument("--many-rows", type=int, default=1_000_000, help="of the run that is there for its memory")
     parser.add_argument("--texts", help="a file with a column 'text', in the place of the snippets")
     asked = parser.parse_args()
@@ -304,22 +322,21 @@ def main() -> None:
     def texts(rows: int) -> Iterator[str]:
         return (f"{n} {text}" for n, text in enumerate(islice(cycle(given), rows)))
 
-    rows = list(texts(asked.rows))
-    found: dict[str, Any] = {"rows": asked.rows, **machine(), "runs": {}, "memory": []}
-    found["forward_pass"] = forward_pass(rows[:READ_AHEAD])
-    for workers in asked.workers:
-        found["runs"][str(workers)] = {"bulk": bulk(rows, workers), "alone": alone(rows, workers)}
-        print(json.dumps(found), flush=True)
-    few, many = bulk(texts(asked.few_rows), most), bulk(texts(asked.many_rows), most, SameForAll.demo())
-    for engine, run in (
-        ("adjoint", few),
-        ("adjoint", found["runs"][str(most)]["bulk"]),
-        ("the same explanation for all rows of a part", many),
-    ):
-        found["memory"].append({"engine": engine, "workers": most, **run})
-    (RESULTS / "bulk.json").write_text(json.dumps(found, indent=1) + "\n")
+    found: dict[str, Any] = {"rows": asked.rows, **machine()}
+    if asked.part == "rates":
+        rows = list(texts(asked.rows))
+        found["forward_pass"], found["runs"] = forward_pass(rows[:READ_AHEAD]), {}
+        for workers in asked.workers:
+            found["runs"][str(workers)] = {"bulk": bulk(rows, workers), "alone": alone(rows, workers)}
+            print(json.dumps(found), flush=True)
+    else:
+        engine = "the same explanation for all rows of a part"
+        found["runs"] = [{"engine": engine, "workers": most, **bulk(texts(asked.many_rows), most, SameForAll.demo())}]
+        real = results().get("rates", {"runs": {}})["runs"]
+        found["runs"] += [{"engine": "adjoint", "workers": int(n), **run["bulk"]} for n, run in real.items()]
+    (RESULTS / "bulk.json").write_text(json.dumps({**results(), asked.part: found}, indent=1) + "\n")
     write_page()
-    print(rates_table(found))
+    print((RESULTS / "bulk.md").read_text())
 
 
 if __name__ == "__main__":

@@ -40,11 +40,12 @@ TIMEOUT_S = 60
 
 
 @contextmanager
-def service(workers: int, queue: int) -> Iterator[int]:
-    """The port of a service that has loaded its model."""
+def service(workers: int, queue: int, path: str | None = None) -> Iterator[int]:
+    """The port of a service that has loaded its model: the embedded one, or that of a folder."""
     with TemporaryDirectory() as folder:
         config = Path(folder, "serve.toml")
-        config.write_text(f"port = 0\n[limits]\nqueue = {queue}\n[models.demo]\nworkers = {workers}\n")
+        model = "" if path is None else f"path = {json.dumps(path)}\n"
+        config.write_text(f"port = 0\n[limits]\nqueue = {queue}\n[models.demo]\nworkers = {workers}\n{model}")
         command = [sys.executable, "-m", "decompx_fast", "serve", "--config", str(config)]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         log = Path(folder, "log")

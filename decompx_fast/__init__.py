@@ -18,11 +18,12 @@ if TYPE_CHECKING:
     from .result.explanation import Explanation
     from .result.failure import Failure
     from .result.layer_plots import plot_components, plot_layers, plot_river
+    from .result.layer_terminal import show_layers
     from .result.pair import PairExplanation
     from .result.readback import read_json
     from .result.shap_values import to_shap
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "DecompX",
@@ -39,6 +40,7 @@ __all__ = [
     "plot_layers",
     "plot_river",
     "read_json",
+    "show_layers",
     "to_shap",
 ]
 
@@ -58,6 +60,7 @@ __getattr__, __dir__ = lazily(
         "plot_layers": "result.layer_plots",
         "plot_river": "result.layer_plots",
         "read_json": "result.readback",
+        "show_layers": "result.layer_terminal",
         "to_shap": "result.shap_values",
     },
 )

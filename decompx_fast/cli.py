@@ -20,7 +20,7 @@ import click
 from . import __version__
 from .commands.bulk import bulk
 from .commands.evaluate import evaluate
-from .commands.options import CHECKS, STORAGES, WORKSPACE, path_options
+from .commands.options import BASELINES, CHECKS, FOCUS, STORAGES, WORKSPACE, path_options
 from .commands.process import (
     OUTPUT_ERRORS,
     Ended,
@@ -59,6 +59,7 @@ def cli() -> None:
 @click.option(
     "--image", "images", multiple=True, metavar="FILE", help="A picture, for a --model that reads them; repeatable."
 )
+@click.option("--pair", "pairs", multiple=True, metavar="TEXT", help="A second text of each TEXT, or several of one.")
 @click.option(
     "--file",
     "file",
@@ -80,6 +81,9 @@ def cli() -> None:
     help="A class or label by name or index, 'start' or 'end' of an answer, a token at a mask; repeatable.",
 )
 @click.option(
+    "--difference", nargs=2, metavar="CLASS CLASS", help="What speaks more for one target than for another, in tables."
+)
+@click.option(
     "--at",
     multiple=True,
     metavar="PLACE",
@@ -89,6 +93,7 @@ def cli() -> None:
 @click.option(
     "--top-k", type=click.IntRange(min=1), metavar="N", help="So many of the likeliest labels or tokens at each place."
 )
+@click.option("--ignore-label", "ignore_labels", multiple=True, metavar="LABEL", help="Of words left out. [default: O]")
 @click.option(
     "--max-answer-tokens", type=click.IntRange(min=1), metavar="N", help="Of question answering. [default: 15]"
 )
@@ -116,8 +121,10 @@ def cli() -> None:
 @click.option(
     "--sources",
     metavar="UNIT",
-    help="What a source is: token, word or sentence; of pictures patch, or ROWSxCOLUMNS of blocks. [default: token]",
+    help="What a source is: token, word, sentence, or focus; of pictures patch, or ROWSxCOLUMNS of blocks. "
+    "[default: token]",
 )
+@FOCUS
 @click.option("--workspace", "workspace_bytes", type=WORKSPACE, metavar="MIB", help="Memory beside the state, in MiB.")
 @click.option("--storage", type=click.Choice(STORAGES), help="Where the state is. [default: memory]")
 @click.option("--folder", metavar="DIR", help="Of --storage disk. [default: the system's for temporary files]")
@@ -127,6 +134,7 @@ def cli() -> None:
 @path_options
 @click.option("--truncate", is_flag=True, help="Cut texts that are too long for the model, with a warning.")
 @click.option("--words", is_flag=True, help="Merge the tokens of each word.")
+@click.option("--layers", is_flag=True, help="With maps of token to token, layer by layer, in tables and the page.")
 @click.option("--html", metavar="OUT", help="Write a page that shows the explanations.")
 @click.option("--json", "json_", metavar="OUT", help="Write a JSON array of explanations; '-' for standard output.")
 @click.option("--jsonl", metavar="OUT", help="Write a JSON object on each line, as each is done; '-' as above.")
@@ -148,6 +156,7 @@ def explain(
     model: str | None,
     images: tuple[str, ...],
     sounds: tuple[str, ...],
+    pairs: tuple[str, ...],
     file: str | None,
     format_: str | None,
     text_column: str | None,
@@ -155,8 +164,11 @@ def explain(
     id_column: str | None,
     task: str | None,
     targets: tuple[str, ...],
+    difference: tuple[str, str] | None,
     at: tuple[str, ...],
+    ignore_labels: tuple[str, ...],
     words: bool,
+    layers: bool,
     html: str | None,
     json_: str | None,
     jsonl: str | None,
@@ -182,12 +194,17 @@ def explain(
         raise click.UsageError("--image is for a --model that reads pictures, and goes with no texts")
     if sounds and (texts or file is not None or model is None):
         raise click.UsageError("--audio is for a --model that reads sounds, and goes with no texts")
+    if difference is not None and (targets or difference[0] == difference[1]):
+        raise click.UsageError("--difference names two different targets itself: leave --target out")
+    if layers and (words or options["steps"] is not None):
+        raise click.UsageError("--layers are of the tokens of one text: leave --words and --steps out")
     from .commands.explain import Outputs, Source, explain_all, run
-    from .commands.values import blocks, places
+    from .commands.outputs import Tables
+    from .commands.values import blocks, paired, places
 
     columns = {"text": text_column, "pair": pair_column, "id": id_column}
     kind = "picture" if images else "sound" if sounds else "text"
-    source = Source(texts or images or sounds, file, format_, columns, kind=kind)
+    source = Source(paired(texts, pairs) or images or sounds, file, format_, columns, kind=kind)
     source.check()
     outputs, skip = Outputs.named(html, json_, jsonl, details=details), on_error == "skip"
     if launched() and file == STANDARD_INPUT:
@@ -204,21 +221,28 @@ def explain(
     wanted = {name: value for name, value in options.items() if value is not None}
     if "sources" in wanted:
         wanted["sources"] = blocks(wanted["sources"])
-    wanted["at"] = places(at) or None
+    wanted["at"], wanted["ignore_labels"] = places(at) or None, list(ignore_labels) or None
     if wanted.get("continuation") is not None and (file is not None or len(texts) != 1):
         raise click.UsageError("--continuation is what follows one text: give one TEXT and no --file")
     if wanted.get("continuation") is not None:
         wanted["continuation"] = [wanted["continuation"]]
-    wanted["targets"] = [_class(target, explainer.labels) for target in targets] or None
+    wanted["targets"] = [_class(target, explainer.labels) for target in difference or targets] or None
+    if layers:
+        wanted |= {"stages": ("encoder",), "stage_output": "norm"}
     results = explain_all(explainer, source, skip=skip, words=words, options=wanted, phrase=_in_options)
-    show = not quiet and not outputs.to_screen
-    run(results, outputs, show=show, say=say, keep=session.keep, total=total)
+    tables = None
+    if not quiet and not outputs.to_screen:
+        tables = Tables(difference=wanted["targets"] if difference else None, layers=layers)
+    run(results, outputs, tables=tables, say=say, keep=session.keep, total=total)
 
 
 @cli.command()
 @click.option("--model", metavar="PATH", help="A classifier's folder or hub id. [default: the embedded demo model]")
 @click.option("--tokens", type=click.IntRange(min=1), required=True, metavar="N", help="Tokens of an input.")
 @click.option("--sources", type=click.IntRange(min=1), metavar="K", help="Groups of tokens. [default: each token]")
+@click.option(
+    "--focus", type=click.IntRange(min=1), metavar="N", help="As with explain --sources focus --focus N. [default: no]"
+)
 @click.option("--batch", type=click.IntRange(min=1), default=1, show_default=True, metavar="B", help="Inputs at once.")
 @click.option("--bias", type=click.Choice(get_args(BiasRule)), help="How biases are shared. [default: absdot]")
 @click.option("--engine", metavar="ENGINE", help="forward or adjoint. [default: the one that would be taken]")
@@ -229,6 +253,8 @@ def explain(
 @click.option("--device", metavar="DEVICE", help="Where to compute, such as cuda. [default: cpu]")
 @click.option("--ranks", type=click.IntRange(min=1), metavar="R", help="Processes that share the work. [default: 1]")
 @click.option("--path", metavar="PATH", help="direct or operator. [default: the one with fewer operations]")
+@click.option("--steps", type=click.IntRange(min=1), metavar="N", help="Of scores along paths, as for explain.")
+@click.option("--baseline", type=click.Choice(BASELINES), help="What becomes of tokens then. [default: mask]")
 def plan(model: str | None, tokens: int, device: str | None, **options: Any) -> None:
     """Print what an explanation of N tokens needs: memory, operations, path, and what to do if it does not fit.
 
@@ -258,10 +284,12 @@ cli.add_command(summarize)
 
 def _load(model: str | None, device: str | None, task: str | None = None, group: Any = None) -> DecompX:
     from .explainer import DecompX
+    from .request.tasks import check_task
 
     if model is None and task in ("generate", "text-generation", "causal-lm"):
         return DecompX.demo_lm(device=device, group=group)
     if model is None and task is not None:
+        check_task(task)
         raise click.UsageError("--task says which head of a model to load: name the model by --model PATH")
     if model is None:
         return DecompX.demo(device=device, group=group)
@@ -325,6 +353,7 @@ def _in_options(message: str) -> str:
             name, long = re.escape(option.name), option.opts[0]
             if option.is_flag:
                 message = re.sub(rf"\b{name}=True\b", long, message)
+            message = re.sub(rf"(?<![-\w]){name}=(?=[\s;,)]|$)", long, message)
             message = re.sub(rf"(?<![-\w]){name}=(?=\S)", f"{long}=", message)
             if "_" in option.name.strip("_"):
                 message = re.sub(rf"(?<![-\w]){name}\b", long, message)

@@ -17,7 +17,10 @@ from .calls.planning import plan_call
 from .calls.similarity import Comparison
 from .engines.adjoint.plan import AdjointPlan
 from .engines.choose import Execution
+from .engines.focus_plan import FocusPlan
 from .engines.forward.plan import Plan
+from .engines.path_plan import PathPlan
+from .request.versions import Baseline
 from .result.explanation import Explanation
 from .result.explanations import Explanations
 from .result.failure import Failure
@@ -201,7 +204,14 @@ class DecompX(ExplainedModel):
             ignore_labels: of token classification, the background's; ``None``: ``["O"]``.
             sources: what a source is: ``"token"``, ``"word"``, ``"sentence"``, or one group id per token. Of pictures
                 ``"patch"``, ``(rows, columns)`` of blocks, or group ids ``[rows, cols]``; of a sound also ``"frame"``,
-                or a number of seconds.
+                or a number of seconds. Of long texts ``"focus"``: the tokens that matter most by the cheap scores of
+                ``bias="none"`` (two passes of the model), each by itself, and all others by sentences.
+            focus: with ``sources="focus"``, how many tokens stay sources of their own beside special ones (``None``:
+                64), and in how many groups all others are at most, so that neighbouring sentences go together where
+                there are more; a sentence of more than 64 tokens, or a text that is not known, is cut into windows. Of
+                several targets, each token counts by its largest share of a target's ``|score|`` (for all of many
+                classes, of the five likeliest). ``metadata["focus"]`` has the tokens that were ``kept``, which of the
+                ``sources`` they are, and the ``share`` of each target's ``|score|`` without biases that they hold.
             is_split_into_words: each text is a list of its words, as the model was trained on, and a pair is a tuple of
                 two lists; words are then these.
             truncate: cut inputs that are too long for the model, with a warning, instead of refusing them (or, in
@@ -313,6 +323,7 @@ class DecompX(ExplainedModel):
         tokens: int,
         *,
         sources: int | None = None,
+        focus: int | None = None,
         batch: int = 1,
         engine: str | None = None,
         targets: Any = None,
@@ -323,8 +334,10 @@ class DecompX(ExplainedModel):
         storage: str = "memory",
         folder: str | None = None,
         ranks: int | None = None,
+        steps: int | Literal["auto"] | None = None,
+        baseline: Baseline | None = None,
         **options: Any,
-    ) -> Plan | AdjointPlan:
+    ) -> Plan | AdjointPlan | FocusPlan | PathPlan:
         """What an explanation of inputs of some length needs, before anything is allocated.
 
         A model that answers at positions is reckoned with as many columns as ``targets`` has, or 8.
@@ -335,6 +348,8 @@ class DecompX(ExplainedModel):
         Args:
             tokens: how many tokens an input has; of an encoder-decoder those of both, as if all went through both.
             sources: how many groups they belong to; ``None``: each token is a source.
+            focus: with ``sources="focus"``, how many tokens stay sources of their own; it is reckoned with as many
+                groups of all others, the most there are.
             batch: how many inputs are computed together.
             engine, targets: as for :meth:`explain_iter`. With ``auto``, the plan is of the engine that would be taken;
                 the reference engine has none, so then it is of the forward engine, the only other that could answer.
@@ -343,6 +358,8 @@ class DecompX(ExplainedModel):
                 :func:`decompx_fast.engines.forward.run.attribute`.
             ranks: among how many processes the sources of the forward engine are divided, each on a device or a machine
                 of its own; ``None``: those of the group.
+            steps, baseline: as for :meth:`explain_iter`: the plan is of the text and of all its versions
+                (of the most that ``"auto"`` may take).
             **options: single options of :class:`DecompXConfig`.
 
         Returns:
@@ -352,15 +369,25 @@ class DecompX(ExplainedModel):
             OptionError: for a size or an option that does not exist, an engine that cannot answer or has no plan, or a
                 path that the model does not have.
         """
+        call = Call(
+            targets=targets,
+            engine=engine,
+            dtype=dtype,
+            path=path,
+            backend=backend,
+            workspace_bytes=workspace_bytes,
+            storage=storage,
+            folder=folder,
+            steps=steps,
+            baseline=baseline,
+        )
         return plan_call(
             self,
             tokens,
             sources=sources,
+            focus=focus,
             batch=batch,
-            engine=self.engine if engine is None else engine,
-            targets=targets,
-            dtype=check_dtype(dtype) or self.dtype,
-            execution=Execution(path, backend, workspace_bytes, None, storage, folder),
             ranks=self.ranks if ranks is None else ranks,
             config=self.config.replace(**options),
+            call=call,
         )

@@ -14,6 +14,14 @@ from multiprocessing.connection import wait as wait_for
 from multiprocessing.context import SpawnProcess
 from typing import Any
 
+#: How the libraries that compute say that there is no memory for more, where that is a RuntimeError.
+_NO_MEMORY = ("can't allocate memory", "not enough memory", "could not create a primitive", "bad_alloc")
+
+
+def is_short_of_memory(error: BaseException) -> bool:
+    """Whether a process can go on no more since the system gives it no memory."""
+    return isinstance(error, MemoryError) or any(words in str(error) for words in _NO_MEMORY)
+
 
 class Child:
     """A new Python process that runs a function.

@@ -1,7 +1,7 @@
 """LayerNorm or RMSNorm with frozen statistics, and the split of its bias, in place.
 
 A tile holds whole vectors, so the mean over ``d`` costs no read of its own and nothing is subtracted that was
-computed apart. Phases, splits and bytes: see ``rows``. With ``dots`` known beforehand there is one read and one write.
+computed apart. Phases, splits and bytes: see ``rows``.
 """
 
 import torch
@@ -50,7 +50,6 @@ def layernorm_kernel(
     scale_ptr,
     weight_ptr,
     bias_ptr,
-    dots_ptr,
     work_ptr,
     n_i,
     n_k,
@@ -71,8 +70,6 @@ def layernorm_kernel(
     k_first, n_blocks = row_part(n_k, k_per_program, BLOCK_K)
     x_row = at_row(x_ptr, x_strides, i_b, i_i, x_ptr)
     dots_row, flags_row = work_rows(work_ptr, 0, row, n_k)
-    if dots_ptr is not None:
-        dots_row = dots_ptr + row * n_k
     offs_d = tl.arange(0, BLOCK_D)
     scale = tl.load(at_row(scale_ptr, scale_strides, i_b, i_i, x_ptr)).to(tl.float32)
 
@@ -115,20 +112,18 @@ def layernorm(
     *,
     centre: bool,
     rule: str,
-    dots: torch.Tensor | None,
 ) -> None:
     """Launch :func:`layernorm_kernel` on ``x`` ``[b, i, k, d]``; arguments as checked by the op."""
     _, i, k, d = x.shape
     if bias is None or rule == "none":
         bias, rule = None, "none"
-    dots = None if dots is None else dots.float().contiguous()
     choice = row_launch(x, whole=True)
     run_phases(
         layernorm_kernel,
         choice,
         PHASES,
-        needed_phases(PHASES, rule, absent=() if dots is None else ("DOTS",)),
-        (x, scale, weight, bias, dots, workspace(x, 1)),
+        needed_phases(PHASES, rule),
+        (x, scale, weight, bias, workspace(x, 1)),
         (i, k, d, choice.k_per_program),
         (x.stride()[:3], scale.stride()),
         CENTRE=centre,

@@ -18,8 +18,7 @@ row is still to be read again: 52 MB beside 50 MB of L2. So, by this count, abou
 for rows up to 380 KB, and towards 3 S for much longer ones. Fused never moves more than split, so it is taken
 whenever there are rows enough to occupy the device. Programs that hold a row on chip together would reach 2 S
 for every row, but they have to wait for one another, which the interpreter cannot run and a launch without
-clusters does not promise. Dots that are known beforehand (``dots`` of ``layernorm_``) save the first read: 2 S
-for every row.
+clusters does not promise.
 """
 
 import triton

@@ -12,6 +12,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers is imported, which rea
 import hypothesis
 import pytest
 import torch
+from browsing import browser  # noqa: F401  (a fixture of tests of pages)
 
 HAS_GPU = torch.cuda.is_available()
 

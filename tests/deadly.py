@@ -36,7 +36,20 @@ class Deadly:
                 if file.tell() >= self.times:
                     return
                 file.write(b"x")
+        self.strike()
+
+    def strike(self) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Starving(Deadly):
+    """The same that fails as PyTorch does where the system gives no memory."""
+
+    def strike(self) -> None:
+        raise RuntimeError(
+            "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to "
+            "allocate 8589934592 bytes. Error code 12 (Cannot allocate memory)"
+        )
 
 
 class Waiting:
@@ -58,10 +71,10 @@ def waiting(model: str, folder: Path) -> DecompX:
     return explainer
 
 
-def deadly(model: str, word: str, count: Path | None = None, *, times: int = 1) -> DecompX:
+def deadly(model: str, word: str, count: Path | None = None, *, times: int = 1, kind: type[Deadly] = Deadly) -> DecompX:
     """An explainer that dies of a word."""
     explainer = DecompX.from_pretrained(model)
     token = explainer.tokenizer.convert_tokens_to_ids(word)
-    hook = Deadly(token, None if count is None else str(count), times)
+    hook = kind(token, None if count is None else str(count), times)
     explainer.model.bert.embeddings.register_forward_pre_hook(hook, with_kwargs=True)
     return explainer

@@ -35,20 +35,20 @@ BIAS_SPLITS = [
     (((1, 1, 3, 1036), F32, "absdot", "after", False), "refetched"),
 ]
 
-#: ``(shape, dtype, rule, centre, has_weight, dots_known), way``
+#: ``(shape, dtype, rule, centre, has_weight), way``
 LAYERNORMS = [
-    (((1, 1, 1, 48), F32, "absdot", True, True, False), "fused"),
-    (((2, 3, 7, 100), F32, "absdot", True, True, False), "refetched"),
-    (((1, 2, 65, 384), BF16, "absdot", True, True, False), "clustered"),
-    (((1, 2, 65, 384), BF16, "absdot", True, True, True), "split"),
-    (((1, 4, 63, 48), F16, "absdot", False, False, False), "split"),
-    (((1, 4, 7, 100), F32, "dot", True, False, False), "fused"),
-    (((1, 3, 64, 48), F32, "dot", False, True, True), "clustered"),
-    (((1, 1, 65, 100), F32, "equal", True, True, False), "clustered"),
-    (((1, 3, 63, 48), BF16, "cls", True, True, False), "fused"),
-    (((1, 4, 7, 48), F16, "none", True, True, False), "fused"),
-    (((1, 1, 5, 768), F32, "absdot", True, True, False), "refetched"),
-    (((1, 1, 3, 4100), F32, "absdot", True, True, False), "refetched"),
+    (((1, 1, 1, 48), F32, "absdot", True, True), "fused"),
+    (((2, 3, 7, 100), F32, "absdot", True, True), "refetched"),
+    (((1, 2, 65, 384), BF16, "absdot", True, True), "clustered"),
+    (((1, 2, 64, 384), BF16, "absdot", True, True), "split"),
+    (((1, 4, 63, 48), F16, "absdot", False, False), "split"),
+    (((1, 4, 7, 100), F32, "dot", True, False), "fused"),
+    (((1, 3, 64, 48), F32, "dot", False, True), "clustered"),
+    (((1, 1, 65, 100), F32, "equal", True, True), "clustered"),
+    (((1, 3, 63, 48), BF16, "cls", True, True), "fused"),
+    (((1, 4, 7, 48), F16, "none", True, True), "fused"),
+    (((1, 1, 5, 768), F32, "absdot", True, True), "refetched"),
+    (((1, 1, 3, 4100), F32, "absdot", True, True), "refetched"),
 ]
 
 #: ``(shape, dtype, rule, has_bias, has_intercept), way``
@@ -104,8 +104,8 @@ def bias_split(shape, dtype, rule, residual, bias_per_position) -> Call:
     return x, (bias,), options, formulas.bias_split(x, bias, **options)
 
 
-def layernorm(shape, dtype, rule, centre, has_weight, dots_known) -> Call:
-    """A norm with its bias; its dots may be known but for a factor, which does not count."""
+def layernorm(shape, dtype, rule, centre, has_weight) -> Call:
+    """A norm with its bias."""
     b, i, _, d = shape
     weight = random(d, dtype=dtype, low=0.5) if has_weight else None
     bias, scale = random(d, seed=3), random(b, i, low=0.5, seed=4)
@@ -115,10 +115,8 @@ def layernorm(shape, dtype, rule, centre, has_weight, dots_known) -> Call:
         x = aligned_with(x, towards - towards.mean() if centre else towards)
     if d == 1 and centre:
         x.zero_()  # its mean is the vector
-    linear = formulas.layernorm(x, scale, weight, None, centre)
-    dots = (2 * linear @ bias.double().cpu()).to(F32).to(x.device) if dots_known else None
     options = {"centre": centre, "rule": rule}
-    return x, (scale, weight, bias), options | {"dots": dots}, formulas.layernorm(x, scale, weight, bias, **options)
+    return x, (scale, weight, bias), options, formulas.layernorm(x, scale, weight, bias, **options)
 
 
 def activation(shape, dtype, rule, has_bias, has_intercept) -> Call:

@@ -32,7 +32,6 @@ class RandomModel:
     steps: tuple[HeadStepSpec, ...]
     position: int | str
     embedding: Tensor
-    rebuilt: list[int] = field(default_factory=list)
     restored: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -50,10 +49,6 @@ class RandomModel:
             layer = linearize_layer(spec, index, x)
             yield layer
             x = layer.output
-
-    def layer(self, index: int, x: Tensor) -> LinearizedLayer:
-        self.rebuilt.append(index)
-        return linearize_layer(self.specs[index], index, x)
 
     def restore(self, layer: LinearizedLayer) -> LinearizedLayer:
         self.restored.append(layer.index)

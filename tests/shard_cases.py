@@ -36,6 +36,11 @@ TINY = 1  # bytes: every block becomes one source or one row
 BY_TWO = ("absdot-direct", "absdot-operator", "norm-direct", "equal-direct", "bias_token-direct", "cls-direct")
 TEXTS = [[1, 7, 9, 8, 2], [1, 5, 6, 2], [1, 11, 2], [1, 12, 13, 14, 15, 16, 2], [1, 8, 2]]  # token ids
 TEXT = "good film, and a dull one"
+ASKED: dict[str, dict[str, Any]] = {
+    "forward": {"engine": "forward", "bias": "cls"},
+    "adjoint": {"engine": "adjoint", "bias": "cls"},
+    "focus": {"sources": "focus", "focus": 2},
+}
 README = Path(__file__).parent.parent / "README.md"
 GROUPS = torch.tensor([[0, 0, 1, 3, 3, 2, 0], [3, 1, 1, 0, 0, 2, 0]])
 
@@ -51,6 +56,11 @@ class Case:
 
 def of_family(case: str) -> Any:
     return linearize(test_families.classifier(case), test_families.inputs(case, 2, 7))
+
+
+def of_averaged() -> Any:
+    """A head that is applied to each token, whose outputs are averaged."""
+    return of_family("eurobert_late")
 
 
 def of_language_model() -> Any:
@@ -79,6 +89,8 @@ def bert() -> Any:
 
 def cases() -> dict[str, Case]:
     found, language = {}, {"terms": Terms(torch.tensor([[0, 6, 2], [5, 1, 1]]), torch.tensor([[1, 0, 2], [0, 9, 2]]))}
+    columns = torch.tensor([[[1.0, -1.0, 0.0], [0.0, 0.5, 2.0]]]).double().expand(2, -1, -1)
+    averaged = {"terms": Terms(None, torch.tensor([[2, 0, -1], [1, 1, 2]]), columns)}  # -1: the mean of all outputs
     for rule in RULES:
         for path in ("direct",) if rule in NORMS else ("direct", "operator"):
             config = DecompXConfig(bias=rule, activation="linear", tanh="linear")
@@ -91,10 +103,13 @@ def cases() -> dict[str, Case]:
         found[f"{rule}-groups"] = Case(bert, config, {"sources": GROUPS})
         found[f"{rule}-nothing-attended"] = Case(of_nothing_attended, config)
         found[f"{rule}-language-model"] = Case(of_language_model, config, language)
+        found[f"{rule}-averaged"] = Case(of_averaged, config)
+        found[f"{rule}-averaged-terms"] = Case(of_averaged, config, averaged)
     for split in ("absdot", "abssim", "norm", "equal", "cls", "dot"):
         config = DecompXConfig(bias="bias_token", bias_token_split=split)
         found[f"split-{split}"] = Case(bert, config)
         found[f"split-{split}-language-model"] = Case(of_language_model, config, language)
+        found[f"split-{split}-averaged"] = Case(of_averaged, config)
     for rule in ("absdot", "equal", "cls", "bias_token"):
         found |= {f"{rule}-{name}": case for name, case in of_other_forms(DecompXConfig(bias=rule)).items()}
     return found
@@ -114,6 +129,8 @@ def of_other_forms(config: DecompXConfig) -> dict[str, Case]:
         "stages": Case(bert, config.replace(stages=("encoder", "aggregated", "pooler"), stage_output="vector")),
         "no-head": Case(bert, config.replace(head=False, stages=("encoder",))),
         "rows": Case(bert, config, {"positions": (0, -1, 3)}),
+        "averaged-groups": Case(of_averaged, config, {"sources": GROUPS}),
+        "averaged-stages": Case(of_averaged, config.replace(stages=("pooler",), stage_output="vector")),
     }
 
 
@@ -151,12 +168,11 @@ def work(rank: int, folder: str) -> None:
 
 
 def explained(group: Any = None) -> dict[str, list[torch.Tensor]]:
-    """What an explainer gives for one text, and for several, by each engine."""
+    """What an explainer gives for one text, and for several, by each engine, and of the tokens in focus."""
     explainer, found = DecompX(test_families.classifier("bert"), group=group), {}
-    for engine in ("forward", "adjoint"):
-        asked = {"engine": engine, "bias": "cls"}
-        found[f"one-{engine}"] = [explainer.explain(TEXTS[0], **asked).scores]
-        found[f"several-{engine}"] = [one.scores for one in explainer.explain(TEXTS, **asked)]
+    for name, asked in ASKED.items():
+        found[f"one-{name}"] = [explainer.explain(TEXTS[0], **asked).scores]
+        found[f"several-{name}"] = [one.scores for one in explainer.explain(TEXTS, **asked)]
     return found
 
 

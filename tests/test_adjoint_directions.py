@@ -17,19 +17,18 @@ def many_classes(labels, *, n=20, b=2, **options):
     return linearize(classifier(labels=labels, vocab=60, **options), {"input_ids": token_ids(n, b=b, vocab=60)})
 
 
-@pytest.mark.parametrize("checkpoint_every", [None, 2])
 @pytest.mark.parametrize(
     "options",
     [{"bias": "none"}, {"bias": "bias_token"}, {"bias": "bias_token", "bias_token_split": "norm"}, {"bias": "equal"}],
     ids=str,
 )
-def test_blocks_of_directions_give_the_scores_of_the_reference(options, checkpoint_every, monkeypatch):
+def test_blocks_of_directions_give_the_scores_of_the_reference(options, monkeypatch):
     config = DecompXConfig(**options)
     linearization = many_classes(7, layers=3)
     expected = reference.attribute(linearization, config)
-    together = adjoint.attribute(linearization, config, checkpoint_every=checkpoint_every)
+    together = adjoint.attribute(linearization, config)
     monkeypatch.setattr(adjoint, "directions_at_once", lambda *sizes: 3)
-    found = adjoint.attribute(linearization, config, checkpoint_every=checkpoint_every)
+    found = adjoint.attribute(linearization, config)
     torch.testing.assert_close(found.scores, expected.scores, rtol=1e-9, atol=1e-11)
     if expected.bias_token is not None:
         torch.testing.assert_close(found.bias_token, expected.bias_token, rtol=1e-9, atol=1e-11)

@@ -15,8 +15,8 @@ from decompx_fast.engines import reference
 from decompx_fast.engines.adjoint import run as adjoint
 from decompx_fast.engines.forward import run as forward
 from decompx_fast.engines.terms import Terms
-from decompx_fast.linearize.families.bigbird import sparse_from
 from decompx_fast.linearize.linearization import linearize
+from decompx_fast.linearize.reading.blocks import sparse_from
 
 
 def blocks(seed: int = 0) -> torch.nn.Module:

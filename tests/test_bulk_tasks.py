@@ -99,5 +99,6 @@ def test_the_command_asks_what_explain_asks():
     """Every option of ``explain`` that is about the question and the computation, and not about its output."""
     options = [{option.name for option in cli.commands[name].params} for name in ("explain", "bulk")]
     others = {"texts", "images", "sounds", "file", "format_", "html", "json_", "jsonl", "details", "continuation"}
-    others |= {"storage", "folder"}  # for the one text that does not fit
+    others |= {"difference", "layers"}  # of tables that are printed
+    others |= {"pairs", "storage", "folder"}  # those of a file are a column; for the one text that does not fit
     assert options[0] - others <= options[1]

@@ -12,7 +12,7 @@ from pathlib import Path
 import evaluation_samples
 import pytest
 import torch
-from deadly import deadly
+from deadly import Starving, deadly
 from test_bulk import N_TEXTS, OPTIONS, ROOT, command, rows_of, write_rows
 
 from decompx_fast import DecompX
@@ -50,6 +50,13 @@ def test_a_row_that_kills_its_worker_again_and_again_is_marked(model, tmp_path):
     results = list(load_results(out))
     assert [one.ok for one in results] == [True, True, False, True, True]
     assert results[2].error_type == "WorkerEnded" and "signal 9" in results[2].error
+
+
+def test_a_worker_that_gets_no_memory_is_replaced(model, tmp_path):
+    file, out = write_rows(tmp_path / "a.jsonl", ["good film", "a mess of a film", "warm film"]), tmp_path / "out"
+    explainer = deadly(model, "mess", tmp_path / "once", kind=Starving)
+    found = explain_dataset(file, explainer, out=out, **{**OPTIONS, "workers": 1})
+    assert (found.rows, found.errors, found.workers_replaced) == (3, 0, 1)
 
 
 def test_a_row_that_was_at_hand_when_its_worker_was_killed_is_not_marked_for_it(model, tmp_path):

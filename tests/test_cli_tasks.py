@@ -9,6 +9,7 @@ import pytest
 import task_models
 import torch
 from test_cli import fails, run
+from transformers import BertModel
 
 from decompx_fast import Word
 from decompx_fast.commands.values import places
@@ -58,12 +59,49 @@ def test_words_masks_and_answers(capsys, folders, tmp_path):
     assert "--doc-stride=5" in fails(capsys, 1, "explain", *pair, *options)
 
 
+def test_second_texts_go_with_their_texts(capsys, folders):
+    reader = ("--model", folders["question-answering"])
+    (one,) = explained(capsys, "Who met?", "--pair", "John met Mary.", *reader)
+    assert one["texts"] == ["Who met?", "John met Mary."] and one["answer"]["text"] in "John met Mary."
+    found = explained(capsys, "Who met?", "--pair", "John met Mary.", "--pair", "She left.", *reader)
+    assert [each["texts"] for each in found] == [["Who met?", "John met Mary."], ["Who met?", "She left."]]
+    found = explained(capsys, "Who?", "Where?", "--pair", "John met Mary.", "--pair", "In York.", *reader)
+    assert [each["texts"] for each in found] == [["Who?", "John met Mary."], ["Where?", "In York."]]
+
+
+def test_labels_of_words_that_are_no_entity_are_named(capsys, folders):
+    tagger = ("explain", "John met Mary", "--model", folders["token-classification"], "--json", "-")
+    _, out, _ = run(capsys, *tagger)
+    label = json.loads(out)[0]["targets"][0].split(" @ ")[0]
+    _, out, _ = run(capsys, *tagger, "--ignore-label", label)
+    assert not any(name.startswith(f"{label} @") for name in json.loads(out)[0]["targets"])
+    code, out, err = run(capsys, *tagger, "--ignore-label", "PERSON")
+    assert (code, out) == (2, "") and "there is no label 'PERSON'" in err
+
+
 def test_a_head_can_be_named(capsys, folders):
     code, out, err = run(capsys, "explain", "John", "--model", folders["fill-mask"], "--task", "ner")
     assert code == 0 and "was not trained" in err and "Predicted" in out
 
 
-def test_errors_name_the_options(capsys, folders):
+def test_errors_name_the_options(capsys, folders, tmp_path):
+    reader, filler = folders["question-answering"], folders["fill-mask"]
+    assert "the context by --pair, or its column by --pair-column" in fails(
+        capsys, 1, "explain", "Who?", "--model", reader
+    )
+    said = fails(capsys, 2, "explain", "a", "b", "--pair", "c", "--model", reader)
+    assert "2 TEXTs and 1 times --pair" in said
+    assert "or name tokens by --at\n" in fails(capsys, 1, "explain", "a", "--model", filler)
+    assert "--task='nonsense' is no task" in fails(capsys, 2, "explain", "a", "--task", "nonsense")
+    assert "`decompx-fast similarity A B`" in fails(capsys, 2, "explain", "a", "--task", "similarity")
+    said = fails(capsys, 1, "similarity", "a", "b", "--model", filler)
+    assert "gives classes and not one vector" in said and "with its pooling as by --pooling mean, or" in said
+    BertModel(task_models.model("fill-mask").config).save_pretrained(tmp_path)
+    models.word_piece().save_pretrained(tmp_path)
+    capsys.readouterr()  # bars of transformers
+    said = fails(capsys, 1, "explain", "a", "--model", str(tmp_path))
+    assert "trained for by --task; to compare texts" in said and "(similarity)" in said
+    assert said.endswith("as by --pooling mean\n")
     assert "--task" in fails(capsys, 2, "explain", "a", "--task", "ner")
     assert "--task='x' is no task" in fails(capsys, 2, "explain", "a", "--model", folders["fill-mask"], "--task", "x")
     assert "no mask in the input" in fails(capsys, 1, "explain", "a", "--model", folders["fill-mask"])

@@ -40,7 +40,8 @@ HEADS = [
 
 
 def with_head(prefix: str, kind: str, seed: int = 0) -> nn.Module:
-    return classifier(STANDS_FOR[prefix], seed, head=kind)
+    options = {"num_labels": 2} if kind == "ForQuestionAnswering" else {}  # the start and the end
+    return classifier(STANDS_FOR[prefix], seed, head=kind, **options)
 
 
 def own_outputs(model: nn.Module, given: dict[str, torch.Tensor]) -> torch.Tensor:

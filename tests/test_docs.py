@@ -8,11 +8,14 @@ import runpy
 import sys
 from pathlib import Path
 
+import nbformat
 import pytest
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tools"))
 
+import links  # noqa: E402
+import notebooks  # noqa: E402
 from docs_blocks import BlockError, Page, check, pages  # noqa: E402
 
 PAGES = pages()
@@ -32,6 +35,51 @@ REASONS = (
 def test_examples_run_and_print_what_the_page_says(page, monkeypatch):
     monkeypatch.setenv("MPLBACKEND", "Agg")
     assert check(Page(page.path)) >= 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", notebooks.notebooks(), ids=lambda path: path.stem)
+def test_notebooks_run_and_show_what_is_kept(path):
+    assert notebooks.check(path) >= 5
+    assert path.stat().st_size < 200_000
+
+
+def test_a_notebook_that_shows_something_else_is_found(tmp_path, monkeypatch):
+    monkeypatch.setattr(notebooks, "executed", lambda notebook: shown)
+    kept, shown = (
+        nbformat.v4.new_notebook(
+            cells=[nbformat.v4.new_code_cell("print(1)", outputs=[nbformat.v4.new_output("stream", text=text)])]
+        )
+        for text in ("1\n", "2\n")
+    )
+    nbformat.write(kept, tmp_path / "one.ipynb")
+    with pytest.raises(notebooks.NotebookError, match=r"(?s)one.ipynb, code cell 1: kept is\n.*1.*shown is\n.*2"):
+        notebooks.check(tmp_path / "one.ipynb")
+
+
+def test_no_link_leads_nowhere():
+    assert [f"{link}: {problem}" for link, problem in links.broken()] == []
+    assert sum(1 for page in links.pages() for link in links.links(page)) > 40
+
+
+def test_links_that_lead_nowhere_are_found(tmp_path):
+    (tmp_path / "other.md").write_text("# The `first` thing: done\n\n## Same\n\n## Same\n")
+    page = tmp_path / "page.md"
+    page.write_text(
+        "[good](other.md#the-first-thing-done) [again](other.md#same-1) `[code](none.md)` [web](https://none.example)\n"
+        "[no file](none.md)\n\n```md\n[fenced](none.md)\n```\n\n[no heading](other.md#last) ![picture](none.png)\n"
+        "{download}`a file <none.ipynb>` [own](#here)\n\n```{include} none.txt\n```\n\n[named]: none.html\n"
+    )
+    found = {(link.line, link.to): link.problem() for link in links.links(page)}
+    assert {place: problem for place, problem in found.items() if problem} == {
+        (2, "none.md"): "there is no none.md",
+        (8, "other.md#last"): "other.md has no heading #last",
+        (8, "none.png"): "there is no none.png",
+        (9, "none.ipynb"): "there is no none.ipynb",
+        (9, "#here"): "page.md has no heading #here",
+        (11, "none.txt"): "there is no none.txt",
+        (14, "none.html"): "there is no none.html",
+    }
 
 
 @pytest.mark.slow

@@ -175,7 +175,7 @@ def outcomes() -> Outcomes:
     ],
 )
 def test_metric_by_hand(name, expected):
-    np.testing.assert_allclose(get_metric(name).per_text(outcomes()), expected, atol=1e-12)
+    np.testing.assert_allclose(get_metric(name).levels(outcomes()).mean(1), expected, atol=1e-12)
 
 
 def test_metrics_are_had_by_each_deletion_side_by_side():

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -14,7 +16,7 @@ import pyarrow.parquet
 import pytest
 
 from decompx_fast.evaluation import evaluate
-from decompx_fast.evaluation.work import CHUNK
+from decompx_fast.evaluation.work import CHUNK, EvaluationError
 
 ROOT = Path(__file__).resolve().parent.parent
 N_TEXTS = 200
@@ -77,3 +79,44 @@ def test_workers_change_nothing(model, data, whole, tmp_path):
     evaluate(data, model, out=tmp_path, **OPTIONS, workers=2)
     assert table_of(tmp_path) == table_of(whole)
     assert rows_of(tmp_path) == rows_of(whole)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="asks Linux which processes there are")
+def test_a_run_that_is_ended_leaves_no_process_at_work(model, data, tmp_path, monkeypatch):
+    """By Ctrl-C here, and by SIGTERM on the command line, which raises the same."""
+    asleep = tmp_path / "asleep"
+    asleep.mkdir()
+    monkeypatch.setenv(evaluation_samples.ASLEEP, str(asleep))
+    ended: list[float] = []
+
+    def end_it() -> None:
+        while len(list(asleep.iterdir())) < 2:
+            time.sleep(0.05)
+        ended.append(time.monotonic())
+        os.kill(os.getpid(), signal.SIGINT)
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # also where tests are started deaf to it
+    try:
+        threading.Thread(target=end_it, daemon=True).start()
+        with pytest.raises(KeyboardInterrupt):
+            evaluate(data, model, out=tmp_path / "out", methods=[evaluation_samples.SLEEPER], workers=2)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert time.monotonic() - ended[0] < 60  # of the 600 seconds that a part takes
+    assert not [one.name for one in asleep.iterdir() if Path("/proc", one.name).exists()]
+
+
+@pytest.mark.slow
+def test_a_process_that_dies_ends_the_run(model, data, tmp_path, monkeypatch):
+    monkeypatch.setenv(evaluation_samples.ASLEEP, str(tmp_path))
+    found = threading.Thread(target=_kill_the_first, args=(tmp_path,), daemon=True)
+    found.start()
+    with pytest.raises(EvaluationError, match=r"a worker process ended \(signal 9\) before its work was done.*is kept"):
+        evaluate(data, model, out=tmp_path / "out", methods=[evaluation_samples.SLEEPER], workers=2)
+
+
+def _kill_the_first(folder: Path) -> None:
+    while not (there := [one for one in folder.iterdir() if one.name.isdecimal()]):
+        time.sleep(0.05)
+    os.kill(int(there[0].name), signal.SIGKILL)

@@ -15,10 +15,10 @@ from decompx_fast.engines.forward import run as forward
 from decompx_fast.evaluation.linearized import attention_of
 from decompx_fast.evaluation.methods import relevance
 from decompx_fast.linearize.architectures import describe
-from decompx_fast.linearize.families.bigbird import repeated_block
 from decompx_fast.linearize.hubs import Hubs
 from decompx_fast.linearize.layer import AttentionPattern
 from decompx_fast.linearize.linearization import linearize
+from decompx_fast.linearize.reading.blocks import repeated_block
 
 TWO = ["longformer", "bigbird_drawn"]
 

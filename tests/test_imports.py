@@ -16,6 +16,7 @@ import decompx_fast
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "decompx_fast"
+FAMILIES = "linearize/families"
 
 BASE = {"bias_rules", "config", "errors", "activations", "optional"}
 #: What a model is described with: nothing that runs one.
@@ -67,6 +68,7 @@ MAY_IMPORT = {
         "calls.precision",
         *BELOW_EXPLAINER,
     },
+    "calls.focusing": {"calls.job", *BELOW_EXPLAINER},
     "calls.path_job": {"calls.compiling", "calls.composing", "calls.job", *BELOW_EXPLAINER},
     "calls.call": {
         "calls.asking",
@@ -74,12 +76,21 @@ MAY_IMPORT = {
         "calls.compiling",
         "calls.continuing",
         "calls.explained_model",
+        "calls.focusing",
         "calls.job",
         "calls.path_job",
         "calls.windowing",
         *BELOW_EXPLAINER,
     },
-    "calls.planning": {"calls.explained_model", "calls.job", *BELOW_EXPLAINER},
+    "calls.planning": {
+        "calls.call",
+        "calls.checks",
+        "calls.explained_model",
+        "calls.focusing",
+        "calls.job",
+        "calls.path_job",
+        *BELOW_EXPLAINER,
+    },
     "explainer": {
         "calls.arguments",
         "calls.call",
@@ -213,6 +224,18 @@ def test_imports_point_one_way() -> None:
 def test_every_folder_with_code_is_read() -> None:
     read = {path.parent.relative_to(ROOT) for path, _ in source_files(ROOT)}
     assert {Path(PACKAGE), Path(PACKAGE, "ops"), Path(PACKAGE, "engines"), Path("kernels")} <= read
+
+
+#: Files beside the families: the register of them, and what is refused with the reasons.
+TABLES = {"__init__.py", "unsupported.py"}
+
+
+def test_a_family_is_a_short_file_of_data() -> None:
+    """What is more than data stands in linearize/reading/, where others can share it."""
+    found = {path.name: len(path.read_text().splitlines()) for path in (ROOT / PACKAGE / FAMILIES).glob("*.py")}
+    assert found.keys() > TABLES
+    long = {name: lines for name, lines in found.items() if lines >= 80 and name not in TABLES}
+    assert not long
 
 
 @pytest.mark.parametrize(

@@ -51,11 +51,11 @@ def test_layernorm_without_bias_is_accurate():
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 65, 100), (1, 4, 7, 48)], ids=["split", "fused"])
-def test_layernorm_with_dots_that_are_zero_shares_equally(shape):
-    x, scale, bias = random_state(*shape, dtype=F32), random(*shape[:2], low=0.5), random(shape[3])
-    got = ops.layernorm_(x.clone(), scale, None, bias, dots=torch.zeros(shape[:3], device=DEVICE), backend="triton")
-    exact = formulas.layernorm(x, scale, None, bias, rule="equal")
-    torch.testing.assert_close(got.cpu(), exact.to(F32), rtol=1e-5, atol=1e-6)  # float32, values of order 1
+def test_layernorm_without_dots_shares_equally_among_sources_that_are_not_zero(shape):
+    x, bias, expected = kernel_cases.without_dots(*shape)
+    ones = torch.ones(shape[:2], device=DEVICE)
+    got = ops.layernorm_(x.clone(), ones, None, bias, centre=False, backend="triton")
+    torch.testing.assert_close(got, expected, rtol=1e-6, atol=0)  # one division and its rounding
 
 
 @pytest.mark.parametrize("case", [case for case, _ in kernel_cases.ACTIVATIONS], ids=str)

@@ -18,6 +18,11 @@ import pytest
 
 import decompx_fast
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
 ROOT = Path(__file__).resolve().parent.parent
 MODES = ("wheel", "sdist", "editable", "strict")
 
@@ -45,6 +50,28 @@ def test_every_folder_with_code_is_a_listed_package(setup_py: dict[str, Any]) ->
 def test_kernels_folder_is_reached_only_through_the_package() -> None:
     assert not (ROOT / "kernels" / "__init__.py").exists()
     assert os.readlink(ROOT / "decompx_fast" / "kernels") == os.path.join("..", "kernels")
+
+
+def test_every_place_names_the_same_version() -> None:
+    changes = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
+    cited = re.findall(r"^version: (\S+)$", (ROOT / "CITATION.cff").read_text(encoding="utf-8"), re.MULTILINE)
+    assert [changes[0]] == cited == [decompx_fast.__version__]
+
+
+def test_wheels_are_built_for_what_the_package_says_it_runs_with(setup_py: dict[str, Any]) -> None:
+    """The configuration of cibuildwheel, its repeated names and versions against those of the package."""
+    metadata = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    wheels, oldest = metadata["tool"]["cibuildwheel"], setup_py["OLDEST_PYTHON"]["tag"]
+    assert wheels["build"] == f"{oldest}-*"
+    assert metadata["project"]["requires-python"] == f">={oldest[2]}.{oldest[3:]}"
+    (torch,) = (one for one in metadata["project"]["dependencies"] if one.startswith("torch>="))
+    (backend,) = (one for one in metadata["build-system"]["requires"] if one.startswith("setuptools"))
+    assert f"'{torch}'" in wheels["before-build"] and f"'{backend}'" in wheels["before-build"]
+    major, minor = torch.removeprefix("torch>=").split(".")
+    assert setup_py["OLDEST_TORCH"] == f"0x{int(major):02x}{int(minor):02x}000000000000ULL"
+    assert wheels["environment"] == {"DECOMPX_FAST_NATIVE": "1"}
+    assert set(wheels["test-extras"]) <= set(metadata["project"]["optional-dependencies"])
+    assert wheels["linux"]["archs"] == ["x86_64", "aarch64"] and wheels["macos"]["archs"] == ["arm64"]
 
 
 def python(*arguments: str | Path, cwd: Path, executable: str | Path = sys.executable, native: str = "0") -> str:

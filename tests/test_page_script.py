@@ -2,88 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
-import socket
-import subprocess
-import time
-import urllib.request
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from browsing import NEEDS_BROWSER
 from explanation_samples import LABELS, sample, simple
 
 from decompx_fast.result.page import page_chunks
 
-FLAGS = (
-    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
-    "--disable-component-update --disable-sync --window-size=1000,900"
-).split()
-
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        not (shutil.which("chromedriver") and shutil.which("chromium")),
-        reason="Chromium and its driver are not installed (Debian: chromium, chromium-driver)",
-    ),
-]
-
-
-class Browser:
-    """As much of a WebDriver client as is needed here (W3C WebDriver, by HTTP)."""
-
-    def __init__(self, port: int, profile: Path) -> None:
-        self.base = f"http://127.0.0.1:{port}"
-        options = {"args": [*FLAGS, f"--user-data-dir={profile}"], "binary": shutil.which("chromium")}
-        capabilities = {"alwaysMatch": {"browserName": "chrome", "goog:chromeOptions": options}}
-        self.session = self._post("/session", {"capabilities": capabilities})["sessionId"]
-
-    def _post(self, path: str, body: dict):
-        request = urllib.request.Request(
-            self.base + path, json.dumps(body).encode(), {"Content-Type": "application/json"}
-        )
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            return json.load(answer)["value"]
-
-    def open(self, path: Path) -> None:
-        self._post(f"/session/{self.session}/url", {"url": path.as_uri()})
-
-    def emulate(self, scheme: str) -> None:
-        features = [{"name": "prefers-color-scheme", "value": scheme}]
-        body = {"cmd": "Emulation.setEmulatedMedia", "params": {"features": features}}
-        self._post(f"/session/{self.session}/goog/cdp/execute", body)
-
-    def run_async(self, script: str):
-        return self._post(f"/session/{self.session}/execute/async", {"script": script, "args": []})
-
-    def run(self, script: str, *arguments):
-        return self._post(f"/session/{self.session}/execute/sync", {"script": script, "args": [*arguments]})
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    driver = subprocess.Popen(["chromedriver", f"--port={port}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        for _ in range(100):
-            with suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/status", timeout=5):
-                break
-            time.sleep(0.2)
-        yield Browser(port, tmp_path_factory.mktemp("profile"))
-    finally:
-        driver.terminate()
-        driver.wait(30)
+pytestmark = [pytest.mark.slow, NEEDS_BROWSER]
 
 
 def shown(browser, tmp_path, *explanations, **options) -> None:
     path = tmp_path / "page.html"
     entries = ((f"text {n}", one) for n, one in enumerate(explanations))
     path.write_text("".join(page_chunks(entries, **options)), encoding="utf-8")
-    browser.open(path)
+    browser.open(path.as_uri())
     assert browser.run("return document.querySelector('main').dataset.scripts") == "on"
 
 
@@ -196,7 +131,7 @@ def test_a_thousand_texts_open_at_once(browser, tmp_path):
     path = tmp_path / "many.html"
     path.write_text("".join(page_chunks((f"text {n}", one) for n in range(1000))), encoding="utf-8")
     assert path.stat().st_size < 20e6
-    browser.open(path)
+    browser.open(path.as_uri())
     loaded = "const t = performance.getEntriesByType('navigation')[0]; return t.loadEventEnd"
     assert browser.run("return document.querySelectorAll('article.dx-one').length") == 1000
     assert browser.run("return document.querySelectorAll('[data-ready]').length") < 100  # the others wait

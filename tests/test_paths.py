@@ -331,3 +331,10 @@ def test_the_command_line_and_bulk_take_auto(explainer, tmp_path) -> None:
     (row,) = load_results(out)
     assert row.metadata["steps"] == said["metadata"]["steps"] >= 6
     assert main(["explain", TEXT, *asked, "many"]) == 2
+
+
+def test_a_plan_of_auto_is_of_the_most_that_it_may_take(explainer) -> None:
+    plans = [explainer.plan(12, steps=steps, targets="POSITIVE") for steps in (3, 6, 12, 24, 48)]
+    most = explainer.plan(12, steps="auto", targets="POSITIVE")
+    assert most.versions_along == sum(plan.versions_along for plan in plans)
+    assert most.versions_of_sets == sum(plan.versions_of_sets for plan in plans) == 93

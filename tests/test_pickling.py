@@ -38,6 +38,12 @@ def weights(explainer: DecompX) -> int:
     return sum(tensor.nbytes for tensor in explainer.model.state_dict().values())
 
 
+def tensor_bytes() -> int:
+    """Of all tensors that are alive."""
+    storages = [one.untyped_storage() for one in gc.get_objects() if issubclass(type(one), torch.Tensor)]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_an_explainer_and_its_results_pass_between_processes(folder, method):
@@ -159,12 +165,13 @@ def test_one_explainer_in_16_threads(folder):
         list(pool.map(explainer.explain, texts))
         gc.collect()
         tracemalloc.start()
-        before = tracemalloc.get_traced_memory()[0]
+        before, tensors_before = tracemalloc.get_traced_memory()[0], tensor_bytes()
         for _ in range(4):
             found = list(pool.map(explainer.explain, texts))
         gc.collect()
-        kept = tracemalloc.get_traced_memory()[0] - before
+        kept, tensors = tracemalloc.get_traced_memory()[0] - before, tensor_bytes() - tensors_before
         tracemalloc.stop()
     for one, other in zip(found, alone, strict=True):
         torch.testing.assert_close(one.scores, other.scores, rtol=0, atol=0)
     assert kept < 4 * len(pickle.dumps(found))  # the last results are alive, and nothing of those before
+    assert tensors < 2 * len(pickle.dumps(found))  # whose memory Python does not trace

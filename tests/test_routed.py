@@ -21,8 +21,8 @@ from decompx_fast.engines.forward.plan import plan
 from decompx_fast.engines.shape import ModelShape
 from decompx_fast.evaluation.linearized import refuse_convolutions
 from decompx_fast.linearize.architectures import describe
-from decompx_fast.linearize.families.mixtures import always, by_softmax, by_softmax_of_chosen
 from decompx_fast.linearize.linearization import linearize
+from decompx_fast.linearize.reading.routing import always, by_softmax, by_softmax_of_chosen
 from decompx_fast.linearize.spec import HeadStepSpec, RoutedSpec, ScaleSpec, SublayerSpec
 
 ROUNDING = 1e-11

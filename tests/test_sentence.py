@@ -23,8 +23,7 @@ from decompx_fast.engines.adjoint import run as adjoint
 from decompx_fast.engines.forward import run as forward
 from decompx_fast.errors import InputError, ModelLoadError, NumericalError, UnsupportedModelError
 from decompx_fast.linearize.architectures import supported_architectures
-from decompx_fast.linearize.families import ENCODER_DECODERS, SOUNDS
-from decompx_fast.linearize.families.sentence import BARE_MODELS
+from decompx_fast.linearize.families import BARE_MODELS, ENCODER_DECODERS, SOUNDS
 from decompx_fast.linearize.linearization import linearize
 from decompx_fast.linearize.sentence import EmbeddingStep, SentenceEncoder, embed
 

@@ -101,7 +101,7 @@ def test_a_rank_that_is_killed_ends_the_others(found):
         assert said.startswith("BackendError: rank ") and "one of them has probably ended" in said
 
 
-@pytest.mark.parametrize("name", ["one-forward", "several-forward", "one-adjoint", "several-adjoint"])
+@pytest.mark.parametrize("name", [f"{count}-{one}" for one in shard_cases.ASKED for count in ("one", "several")])
 def test_an_explainer_with_a_group_gives_all_results_to_every_rank(found, name):
     expected = shard_cases.explained()[name]
     for rank in range(RANKS):

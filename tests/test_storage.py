@@ -17,7 +17,9 @@ from decompx_fast.cli import main
 from decompx_fast.config import DecompXConfig
 from decompx_fast.engines import reference, storage
 from decompx_fast.engines.forward import plan as planning
+from decompx_fast.engines.forward import propagation
 from decompx_fast.engines.forward import run as forward
+from decompx_fast.engines.forward.costs import Blocks
 from decompx_fast.engines.forward.plan import ModelShape, plan
 from decompx_fast.engines.forward.propagation import Propagation
 from decompx_fast.engines.storage import Disk
@@ -64,14 +66,14 @@ def mapped_kib() -> int:
 
 @pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="what is mapped is told by Linux")
 def test_a_block_at_a_time_is_in_memory(monkeypatch, tmp_path):
-    blocks, most, before = Disk.blocks, [], mapped_kib()  # other tests of this process may have left some
+    in_turn, most, before = Disk._in_turn, [], mapped_kib()  # other tests of this process may have left some
 
-    def watched(self, length, block):
-        for one in blocks(self, length, block):
+    def watched(self, blocks, parts):
+        for one in in_turn(self, blocks, parts):
             yield one
             most.append(mapped_kib() - before)
 
-    monkeypatch.setattr(Disk, "blocks", watched)
+    monkeypatch.setattr(Disk, "_in_turn", watched)
     # Rows of 256 KiB: of each, Linux maps 64 KiB beside what is looked at.
     linearization = synthetic.hugging_face(n=32, d=2048, f=16, heads=4, dtype=torch.float32)
     options = {"path": "direct", "workspace_bytes": 1}
@@ -83,20 +85,83 @@ def test_a_block_at_a_time_is_in_memory(monkeypatch, tmp_path):
     assert mapped_kib() <= before
 
 
+def test_looks_at_a_state_in_half_precision_go_block_by_block(monkeypatch, tmp_path):
+    looked_at = []
+
+    def watched(name, look):
+        return lambda x, *rest: (looked_at.append((name, tuple(x.shape[:-2]))), look(x, *rest))[1]
+
+    for name in ("largest_vectors", "finite_state"):
+        monkeypatch.setattr(propagation, name, watched(name, getattr(propagation, name)))
+    linearization, options = synthetic.hugging_face(n=8, layers=3), {"dtype": torch.float16, "path": "direct"}
+    expected = forward.attribute(linearization, DecompXConfig(), **options).expected_error
+    looked_at.clear()
+    monkeypatch.setattr(planning, "choose_blocks", lambda *_: (1 << 30, Blocks(2, 8, 2, 2)))
+    found = forward.attribute(linearization, DecompXConfig(), storage="disk", folder=str(tmp_path), **options)
+    torch.testing.assert_close(found.expected_error, expected, rtol=1e-3, atol=0)
+    whole = [name for name, _ in looked_at].count("largest_vectors")
+    assert whole == 2 * len(linearization.embedding) * 4 and {shape for _, shape in looked_at} <= {(2,), (1,)}
+
+
+@pytest.fixture
+def on_disk(monkeypatch, tmp_path):
+    """A storage, a state of 32 MiB in rows of 512 KiB of which nothing is in memory, and what has been read since."""
+    make, files = storage.tempfile.TemporaryFile, []
+
+    def kept(**where):
+        file = make(**where)
+        files.append(os.dup(file.fileno()))
+        return file
+
+    def read_bytes() -> int:
+        return int(re.search(r"^read_bytes: (\d+)", Path("/proc/self/io").read_text(), re.MULTILINE)[1])
+
+    if not Path("/proc/self/io").exists():
+        pytest.skip("what is read is told by Linux")
+    monkeypatch.setattr(storage.tempfile, "TemporaryFile", kept)
+    ours = Disk(str(tmp_path))
+    state = ours.zeros(torch.zeros(0), 1, 64, 64, 2048)
+    for rows in ours.by_rows(8, state):
+        state[0, rows] = torch.arange(64.0)[rows, None, None]
+    os.fsync(files[0])
+    os.posix_fadvise(files[0], 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(files[0])
+    before = read_bytes()
+    state[0, 0, 0, 0].item()
+    if read_bytes() == before:
+        pytest.skip("tmp_path is not on a disk that tells what is read of it")
+    return ours, state, lambda: read_bytes() - before
+
+
+def test_a_block_of_sources_is_all_that_is_read(on_disk):
+    ours, state, read = on_disk
+    blocks = ours.by_sources(4, state)
+    assert [float(state[0, :, next(blocks)].sum()) for _ in range(2)] == 2 * [4 * 2048 * 64 * 63 / 2]
+    blocks.close()
+    assert 2 * 64 * 4 * 8192 <= read() <= 3 * 64 * (4 * 8192 + 4096)  # two blocks, and the next; perhaps a page more
+
+
+def test_nothing_is_read_around_what_is_looked_at_without_a_block(on_disk):
+    _, state, read = on_disk
+    own = torch.arange(64)
+    state[0, own, own] += 1  # as an embedding is added
+    assert 64 * 8192 - 4096 <= read() <= 64 * (8192 + 4096)
+
+
 @pytest.mark.parametrize("path", ["direct", "operator"])
 @pytest.mark.parametrize("rule", ["absdot", "dot", "cls"])
 def test_a_layer_reads_and_writes_the_state_twice(monkeypatch, rule, path, tmp_path):
-    blocks, passes = Disk.blocks, []
+    passes = []
 
-    def counted(self, length, block):
-        passes.append(length)
-        return blocks(self, length, block)
+    def counted(name, of):
+        return lambda *given: (passes.append(name), of(*given))[1]
 
-    monkeypatch.setattr(Disk, "blocks", counted)
+    for name in ("by_sources", "by_rows"):
+        monkeypatch.setattr(Disk, name, counted(name, getattr(Disk, name)))
     linearization = synthetic.hugging_face(n=7, layers=4)
     options = {"path": path, "workspace_bytes": 1, "storage": "disk", "folder": str(tmp_path)}
     forward.attribute(linearization, DecompXConfig(bias=rule), **options)
-    assert passes == 3 * [7, 7] + [7]  # by sources and by positions; of the last layer a row alone
+    assert passes == 3 * ["by_sources", "by_rows"] + ["by_sources"]  # of the last layer a row alone
 
 
 def test_no_file_is_left_or_seen(monkeypatch, tmp_path):

@@ -58,6 +58,22 @@ def test_whether_a_text_follows(architecture, engine):
     assert found.target_logits.tolist() == pytest.approx(own_outputs(model, found)[1].tolist(), abs=EXACT)
 
 
+def test_one_text_follows_nothing():
+    """transformers would compute an answer, and it would mean nothing."""
+    explainer = DecompX(made("Bert"), models.word_piece(), task="next-sentence-prediction")
+    asked = {"match": ("is one text", "whether a second text follows a first", "as a tuple, (first, second)")}
+    refuses(explainer, PAIR[0], **asked)
+    refuses(explainer, [PAIR, PAIR[0]], **asked)
+    refuses(explainer, [PAIR[0].split()], is_split_into_words=True, **asked)
+    refuses(explainer, dict(models.word_piece()(PAIR[0], return_tensors="pt")), **asked)
+    encoded = models.word_piece()(*PAIR)
+    expected = explainer(PAIR).scores
+    assert torch.equal(explainer(dict(encoded)).scores, expected)
+    whole, failed = explainer([PAIR, PAIR[0]], on_error="skip")
+    assert torch.equal(whole.scores, expected) and "is one text" in failed.error
+    assert explainer(encoded["input_ids"]).scores.shape == expected.shape  # of ids alone nobody knows
+
+
 @pytest.mark.parametrize("engine", ["reference", "forward", "adjoint"])
 @pytest.mark.parametrize("architecture", OPTIONS)
 def test_what_fits_at_a_mask(architecture, engine):

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
 import models
 import torch
 from torch import nn
-from transformers import BertForQuestionAnswering, BertForTokenClassification, BertModel
+from transformers import (
+    BertForQuestionAnswering,
+    BertForTokenClassification,
+    BertModel,
+    PreTrainedTokenizerBase,
+)
 
 from decompx_fast import DecompX
 
@@ -66,23 +71,34 @@ def tagged(sentence: str, **fillers: str) -> tuple[list[str], list[int]]:
     return words, labels
 
 
-def tagger(base: BertModel) -> DecompX:
-    """Names people and places."""
+def word_states(model: nn.Module, tokenizer: PreTrainedTokenizerBase, words: Sequence[str]) -> torch.Tensor:
+    """``[w, d]``: what the encoder makes of the first token of each word."""
+    encoding = tokenizer(words, is_split_into_words=True, truncation=True, return_tensors="pt")
+    place: dict[int, int] = {}
+    for n, word in enumerate(encoding.word_ids()):
+        if word is not None:
+            place.setdefault(word, n)
+    with torch.no_grad():
+        states = model.base_model(**encoding).last_hidden_state[0]
+    return states[[place.get(word, 0) for word in range(len(words))]]
+
+
+def tagger(
+    base: BertModel, examples: Iterable[tuple[list[str], list[int]]] | None = None, labels: Sequence[str] = LABELS
+) -> DecompX:
+    """Names people and places; or what is named in other examples, words and the numbers of their labels."""
     tokenizer = models.word_piece()
+    if examples is None:
+        examples = [tagged(sentence, person=person, place=place) for sentence, person, place in made()]
     rows, targets = [], []
-    for sentence, person, place in made():
-        words, labels = tagged(sentence, person=person, place=place)
-        encoding = tokenizer(words, is_split_into_words=True, return_tensors="pt")
-        with torch.no_grad():
-            states = base(**encoding).last_hidden_state[0]
-        for word, label in enumerate(labels):
-            rows.append(states[encoding.word_ids().index(word)])
-            targets.append(label)
+    for words, numbers in examples:
+        rows.append(word_states(base, tokenizer, words))
+        targets += numbers
     config = base.config.__class__(**base.config.to_dict())
-    config.id2label, config.label2id = dict(enumerate(LABELS)), {name: n for n, name in enumerate(LABELS)}
+    config.id2label, config.label2id = dict(enumerate(labels)), {name: n for n, name in enumerate(labels)}
     model = BertForTokenClassification(config).eval()
     model.bert.load_state_dict(base.state_dict(), strict=False)
-    model.classifier = fitted(torch.stack(rows), torch.tensor(targets), len(LABELS))
+    model.classifier = fitted(torch.cat(rows), torch.tensor(targets), len(labels))
     return DecompX(model, tokenizer)
 
 

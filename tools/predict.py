@@ -73,7 +73,7 @@ class Matrix:
 
 KERNELS: tuple[Row | Matrix, ...] = (
     Row("layernorm, d = 768", D, 2, 2, 26, {"whole": True}, (
-        "the dots by `functional_dots` in the mixing before it (`dots=`): one read instead of two",
+        "the dots by `functional_dots` in the mixing before it: one read instead of two",
         "tiles of 16 KB with 8 warps: two programs per multiprocessor hide each other's barriers",
         "fewer rows in flight (`maxnreg`, or 96 KB more shared memory): the second read stays in L2",
     )),

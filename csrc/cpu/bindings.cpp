@@ -55,25 +55,16 @@ void layernorm_(
     Tensor scale_tensor,
     std::optional<Tensor> weight_tensor,
     std::optional<Tensor> bias_tensor,
-    std::optional<Tensor> dots_tensor,
     bool centre,
     int64_t rule) {
   const State x(x_tensor, "x");
   const Constants scale(scale_tensor, "scale", x, 1);
   const Constants weight(weight_tensor, "weight", x, x.sizes[3]);
   const Constants bias(bias_tensor, "bias", x, x.sizes[3]);
-  const Constants dots(dots_tensor, "dots", x, x.sizes[2]);
   const Rule by = rule_of(rule);
   for_each_position(x, [&](const Kernels& kernels, int64_t position, float* scratch) {
     kernels.layernorm(
-        x.at(position),
-        *scale.at(position),
-        weight.at(position),
-        bias.at(position),
-        centre,
-        by,
-        dots.at(position),
-        scratch);
+        x.at(position), *scale.at(position), weight.at(position), bias.at(position), centre, by, scratch);
   });
 }
 
@@ -162,7 +153,7 @@ using namespace decompx_fast;
 STABLE_TORCH_LIBRARY(decompx_fast_native, library) {
   library.def("bias_split_(Tensor(a!) x, Tensor? bias, Tensor? residual, int rule, bool share_after_residual) -> ()");
   library.def(
-      "layernorm_(Tensor(a!) x, Tensor scale, Tensor? weight, Tensor? bias, Tensor? dots, bool centre, int rule) -> ()");
+      "layernorm_(Tensor(a!) x, Tensor scale, Tensor? weight, Tensor? bias, bool centre, int rule) -> ()");
   library.def(
       "add_norm_(Tensor(a!) x, Tensor(b!) branch, Tensor? branch_bias, Tensor scale, Tensor? weight, Tensor? bias, "
       "bool share_after_residual, bool centre, int rule) -> ()");

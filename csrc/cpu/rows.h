@@ -125,8 +125,7 @@ struct Kernels {
       bool share_after_residual,
       float* scratch);
 
-  // y[k] = (x[k] - mean(x[k])) / scale * weight; x[k] <- y[k] + omega[k] bias; omega by y. `dots[k]` is `y[k] . bias` up
-  // to a factor.
+  // y[k] = (x[k] - mean(x[k])) / scale * weight; x[k] <- y[k] + omega[k] bias; omega by y.
   void (*layernorm)(
       const Vectors& x,
       float scale,
@@ -134,7 +133,6 @@ struct Kernels {
       const float* bias,
       bool centre,
       Rule rule,
-      const float* dots,
       float* scratch);
 
   // Both: r[k] = x[k] + branch[k] + omega[k] branch_bias, and the norm of r to x; omega by branch, or by x + branch.

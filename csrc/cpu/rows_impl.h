@@ -169,15 +169,8 @@ void bias_split_of(const Vectors& x, const Vectors* residual, const float* bias,
 }
 
 void layernorm_of(
-    const Vectors& x,
-    float scale,
-    const float* weight,
-    const float* bias,
-    bool centre,
-    Rule rule,
-    const float* dots,
-    float* scratch) {
-  DECOMPX_BY_DTYPE(layernorm, x, scale, weight, bias, centre, rule, dots, scratch)
+    const Vectors& x, float scale, const float* weight, const float* bias, bool centre, Rule rule, float* scratch) {
+  DECOMPX_BY_DTYPE(layernorm, x, scale, weight, bias, centre, rule, scratch)
 }
 
 void add_norm_of(

@@ -57,7 +57,7 @@ void bias_split(
 }
 
 // What is left of a norm when the means are known: its linear part, and the bias by weights `dot(k)`.
-template <typename T, typename Dot>
+template <typename T>
 inline void finish_norm(
     const Vectors& x,
     float inverse,
@@ -65,16 +65,18 @@ inline void finish_norm(
     const float* weight,
     const float* bias,
     Rule rule,
-    float* shares,
-    const Dot& dot) {
+    float* shares) {
   const auto value = [&](int64_t k, int64_t j, int64_t n) {
     const Vec v = (load(row<T>(x, k) + j, n) - means[k]) * inverse;
     return weight ? v * load(weight + j, n) : v;
   };
   if (bias) {
-    normalise(shares, x.count, rule, dot, [&](int64_t k) {
-      return any(x.width, [&](int64_t j, int64_t n) { return value(k, j, n); });
-    });
+    normalise(
+        shares,
+        x.count,
+        rule,
+        [&](int64_t k) { return shares[k]; },
+        [&](int64_t k) { return any(x.width, [&](int64_t j, int64_t n) { return value(k, j, n); }); });
   }
   for (int64_t k = 0; k < x.count; ++k) {
     T* to = row<T>(x, k);
@@ -88,14 +90,7 @@ inline void finish_norm(
 
 template <typename T>
 void layernorm(
-    const Vectors& x,
-    float scale,
-    const float* weight,
-    const float* bias,
-    bool centre,
-    Rule rule,
-    const float* dots,
-    float* scratch) {
+    const Vectors& x, float scale, const float* weight, const float* bias, bool centre, Rule rule, float* scratch) {
   float *shares = scratch, *means = scratch + x.count;
   const float inverse = 1 / scale;
   if (rule == Rule::none) bias = nullptr;
@@ -103,15 +98,14 @@ void layernorm(
     const T* from = row<T>(x, k);
     const float total = centre ? sum(x.width, [&](int64_t j, int64_t n) { return load(from + j, n); }) : 0;
     means[k] = total / static_cast<float>(x.width);
-    if (!bias || dots || rule == Rule::cls || rule == Rule::equal) continue;
+    if (!bias || rule == Rule::cls || rule == Rule::equal) continue;
     // While the row is in the cache. The factor `inverse` is common to all sources.
     shares[k] = sum(x.width, [&](int64_t j, int64_t n) {
       const Vec v = (load(from + j, n) - means[k]) * load(bias + j, n);
       return weight ? v * load(weight + j, n) : v;
     });
   }
-  finish_norm<T>(
-      x, inverse, means, weight, bias, rule, shares, [&](int64_t k) { return dots ? dots[k] : shares[k]; });
+  finish_norm<T>(x, inverse, means, weight, bias, rule, shares);
 }
 
 // bias_split of a branch with the state as its residual, and layernorm, while a row is near; the branch is only read.
@@ -161,7 +155,7 @@ void add_norm(
       return weight ? v * load(weight + j, n) : v;
     });
   }
-  finish_norm<T>(x, inverse, means, weight, bias, rule, shares, [&](int64_t k) { return shares[k]; });
+  finish_norm<T>(x, inverse, means, weight, bias, rule, shares);
 }
 
 template <typename T>

@@ -42,8 +42,7 @@ typedef struct {
     DecompxState x, residual;
     DecompxVector scale;  // [b, i]: one number per position
     DecompxVector gain, bias, intercept;
-    const float* dots;  // [b, i, k] contiguous, if they are known
-    float* workspace;   // 4 b i k numbers
+    float* workspace;  // 4 b i k numbers
     int64_t n_b, n_i, n_k, n_d;
     int32_t dtype, rule, centre, share_after;
     DecompxDevice device;

@@ -39,7 +39,7 @@ RowLaunch row_launch(const DecompxRowArguments& a) {
     // 1 KB of a multiprocessor's shared memory is the system's, for every block.
     const int64_t room = a.device.shared_bytes / BLOCKS_PER_MULTIPROCESSOR - 512 - SCRATCH_BYTES;
     RowLaunch launch = {1, a.n_k, 0, needed_phases<Op>(a), 0};
-    const bool gathers = launch.phases != APPLY && !(a.dots && launch.phases == (GATHER | APPLY));
+    const bool gathers = launch.phases != APPLY;
     int64_t wanted = divide_up(a.n_k * slot, room);
     if (gathers && a.device.clusters && wanted > 1 && rows * LARGEST_CLUSTER >= a.device.multiprocessors) {
         // A power of two, however the device groups its multiprocessors.

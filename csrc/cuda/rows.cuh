@@ -11,8 +11,8 @@
 // 512 sources of 768 numbers of 2 bytes (786 KB) is read once and written once, 2 S. Eight blocks of 49 KB on 12.0 hold
 // half of it. Without clusters (8.0: one block of 81 KB) 90 % of such a row is read again. It is read backwards, so
 // that what was read last comes first, from the L2 cache; but 216 rows are in flight, 170 MB beside 40 MB of cache, so
-// little of it: up to 2.9 S there, the floor of 2 S for rows up to 81 KB. Dots that are known beforehand, and rules
-// without dots, leave APPLY alone: 2 S for every row. The tests count these bytes on the emulated device.
+// little of it: up to 2.9 S there, the floor of 2 S for rows up to 81 KB. Rules without dots leave APPLY alone: 2 S for
+// every row. The tests count these bytes on the emulated device.
 //
 // With too few rows to occupy the device, each pass is a launch of its own, in which a row is divided among many
 // blocks: 3 S, of a state that is small.
@@ -250,15 +250,11 @@ struct RowWorker {
     DEVICE bool stage_has_bias(int stage) const {
         return a.rule != DECOMPX_NONE && (stage == 0 ? bias : intercept) != nullptr;
     }
-    DEVICE bool dots_are_known(int stage) const { return stage == 0 && a.dots; }
     DEVICE float* flags_row(int stage) const {
         return a.workspace + ((2 * stage + 1) * int64_t(gridDim.x) + row) * a.n_k;
     }
-    DEVICE float* own_dots_row(int stage) const {
+    DEVICE float* dots_row(int stage) const {
         return a.workspace + 2 * stage * int64_t(gridDim.x) * a.n_k + row * a.n_k;
-    }
-    DEVICE const float* dots_row(int stage) const {
-        return dots_are_known(stage) ? a.dots + row * a.n_k : own_dots_row(stage);
     }
     DEVICE float weight(float dot) const { return a.rule == DECOMPX_DOT ? dot : dot < 0.0f ? -dot : dot; }
 
@@ -350,7 +346,7 @@ struct RowWorker {
 #pragma unroll
             for (int s = 0; s < SOURCES; ++s) {
                 if (local + s >= n_local) continue;
-                own_dots_row(stage)[k_first + local + s] = sums[2 * s];
+                dots_row(stage)[k_first + local + s] = sums[2 * s];
                 flags_row(stage)[k_first + local + s] = sums[2 * s + 1] > 0.0f ? 1.0f : 0.0f;
             }
         }
@@ -411,11 +407,8 @@ struct RowWorker {
             const int later = launch.phases >> (stage + 1);
             if (!stage_has_bias(stage) || a.rule == DECOMPX_CLS) continue;
             if (launch.phases >> stage & 1) {
-                // Known dots are looked at once more only where they say nothing.
-                if (!dots_are_known(stage) || row_sum(dots_row(stage)) == 0.0f) {
-                    gather(stage, shares[0]);
-                    resident_streams = Op::resident_streams(a);
-                }
+                gather(stage, shares[0]);
+                resident_streams = Op::resident_streams(a);
                 wait_for_row();
             }
             if (later) shares[stage] = row_shares(stage);

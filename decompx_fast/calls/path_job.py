@@ -15,7 +15,7 @@ from torch import Tensor
 from ..engines.path import Path, mean_scores, random_sets, step_sizes
 from ..errors import InputError, OptionError, warn_user
 from ..linearize.spec import ModelSpec
-from ..request.batching import BATCH_BYTES, Pair
+from ..request.batching import Pair, inputs_at_once
 from ..request.encoded import Encoded
 from ..request.sources import Sources
 from ..request.versions import Baseline, Players, fill_of, generator_of, version
@@ -140,17 +140,24 @@ class PathJob:
         self.fill = fill_of(baseline, whole.explainer.tokenizer)
         _check_asked(whole, steps)
         _check_model(whole, spec, steps, baseline)
-        self._whole, self._versions = whole, versions
+        self.whole, self.versions = whole, versions
 
     def bytes_of(self, pair: Pair) -> int:
         """What one input takes while it is computed, roughly: versions are computed by batches of their own."""
-        return self._whole.bytes_of((pair[0], None))
+        return self.whole.bytes_of((pair[0], None))
+
+    @property
+    def rounds(self) -> list[int]:
+        """The numbers of steps that are tried one after the other, until one is enough: all, at the most."""
+        if self.steps != AUTO:
+            return [self.steps]
+        return [FIRST_STEPS * 2**n for n in range(MOST_STEPS.bit_length()) if FIRST_STEPS * 2**n <= MOST_STEPS]
 
     @outside_compiler
     def run(self, batch: Sequence[Pair]) -> list[Explanation]:
         """Explain inputs of the same length and the same number of sources."""
         start = time.perf_counter()
-        found = self._whole.run([(encoded, None) for encoded, _ in batch])
+        found = self.whole.run([(encoded, None) for encoded, _ in batch])
         players = [self._players(encoded, sources) for encoded, sources in batch]
         if self.steps == AUTO:
             along = self._refined(batch, found, players)
@@ -178,17 +185,18 @@ class PathJob:
         A longer path is another one, whose first steps take fewer sources, so that nothing but the text is shared.
         """
         latest: dict[int, Along] = {}
-        going, steps = list(range(len(batch))), FIRST_STEPS
-        while going and steps <= MOST_STEPS:
+        going = list(range(len(batch)))
+        for steps in self.rounds:
             asked = ([row[n] for n in going] for row in (batch, found, players))
             now = self._along(steps, *asked)
             latest |= {n: one.after(latest.get(n)) for n, one in zip(going, now, strict=True)}
-            going = [n for n in going if latest[n].change > TOLERANCE]
-            steps *= 2
+            going = [n for n in going if (latest[n].change or 0.0) > TOLERANCE]
+            if not going:
+                break
         for n in going:
             warn_user(
                 f"input {batch[n][0].number}: with {latest[n].steps} steps its scores still change by "
-                f"{latest[n].change:.0%} (steps='auto' ends at {TOLERANCE:.0%}): give steps= a larger number"
+                f"{latest[n].change or 0.0:.0%} (steps='auto' ends at {TOLERANCE:.0%}): give steps= a larger number"
             )
         return [latest[n] for n in range(len(batch))]
 
@@ -199,7 +207,7 @@ class PathJob:
         columns = range(len(found[0].targets))
         walks = [self._walked(column, steps, batch, found, players) for column in columns]  # [c][n]
         sets = [self._drawn(steps, encoded, own) for (encoded, _), own in zip(batch, players, strict=True)]
-        answers = iter(_in_batches(self._versions, [one for drawn in sets for one in drawn.versions(self.fill)]))
+        answers = iter(_in_batches(self.versions, [one for drawn in sets for one in drawn.versions(self.fill)]))
         scores = [drawn.scores([next(answers) for _ in drawn.present]) for drawn in sets]
         rows = zip(found, sets, scores, zip(*walks, strict=True), strict=True)
         return [_averaged(steps, whole, drawn, of_sets, own) for whole, drawn, of_sets, own in rows]
@@ -208,7 +216,7 @@ class PathJob:
         self, column: int, steps: int, batch: Sequence[Pair], found: Sequence[Explanation], players: Sequence[Players]
     ) -> list[Walk]:
         """The path of one column of each input, to its end."""
-        job, walks = self._versions.of_column(column), []
+        job, walks = self.versions.of_column(column), []
         for (encoded, _), whole, own in zip(batch, found, players, strict=True):
             path = Path(own.scores(whole.scores.double())[:, column], whole.target_logits[column].item())
             walks.append(Walk(encoded, own, path, step_sizes(len(own), steps)))
@@ -236,7 +244,7 @@ class PathJob:
             "baseline": self.baseline,
             "seed": self.seed,
             "versions": along.versions,
-            "versions_bias": self._versions.config.bias,
+            "versions_bias": self.versions.config.bias,
             "standard_error": along.error and float(f"{along.error:.2g}"),
         }
         if along.change is not None:
@@ -268,16 +276,18 @@ def _averaged(steps: int, whole: Explanation, sets: Sets, of_sets: Tensor, walks
 
 
 def _in_batches(job: Job, versions: Sequence[Encoded]) -> list[Explanation]:
-    """Explain inputs of any lengths, equally long ones together as far as they fit."""
+    """Explain inputs of any lengths, equally long ones together as far as they fit; what each component carries of a
+    version, which takes the most memory, is left out."""
     alike: dict[int, list[int]] = {}
     for place, one in enumerate(versions):
         alike.setdefault(len(one), []).append(place)
     found: dict[int, Explanation] = {}
     for places in alike.values():
-        size = max(1, BATCH_BYTES // max(job.bytes_of((versions[places[0]], None)), 1))
+        size = inputs_at_once(job.bytes_of((versions[places[0]], None)))
         for first in range(0, len(places), size):
             some = places[first : first + size]
-            found |= dict(zip(some, job.run([(versions[place], None) for place in some]), strict=True))
+            ran = job.run([(versions[place], None) for place in some])
+            found |= {place: replace(one, component_shares={}) for place, one in zip(some, ran, strict=True)}
     return [found[place] for place in range(len(versions))]
 
 

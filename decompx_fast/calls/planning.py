@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,21 +11,93 @@ import torch
 from ..config import DecompXConfig
 from ..engines.adjoint.plan import AdjointPlan
 from ..engines.choose import Execution, cheaper_engine, choose_engine, records
+from ..engines.focus_plan import FocusPlan
 from ..engines.forward.plan import Plan, plan
 from ..engines.memory import available_bytes
+from ..engines.path_plan import PathPlan
 from ..engines.shape import ModelShape
 from ..errors import OptionError
 from ..linearize.linearization import specification
 from ..linearize.spec import ModelSpec
+from ..request.batching import inputs_at_once
 from ..request.targets import resolve_targets
+from .call import Call
+from .checks import check_dtype
 from .explained_model import ExplainedModel
-from .job import COLUMNS_RECKONED
+from .focusing import check_focusing, naming_config
+from .job import COLUMNS_RECKONED, LIKELIEST
+from .path_job import PathJob
 
 
 def plan_call(
     explainer: ExplainedModel,
     tokens: int,
     *,
+    sources: int | None,
+    focus: int | None,
+    batch: int,
+    ranks: int,
+    config: DecompXConfig,
+    call: Call,
+) -> Plan | AdjointPlan | FocusPlan | PathPlan:
+    """As :meth:`decompx_fast.DecompX.plan` says; ``call`` has what is asked besides."""
+    _check_sizes(tokens, batch, sources, focus, ranks)
+    spec, targets = specification(explainer.model, explainer.copies), call.targets
+    asked: dict[str, Any] = {
+        "engine": explainer.engine if call.engine is None else call.engine,
+        "dtype": check_dtype(call.dtype) or explainer.dtype,
+        "execution": call.execution(),
+    }
+    plan_of = partial(_plan_of, explainer, tokens, spec=spec, batch=batch, ranks=ranks, **asked)
+    if call.steps is not None:
+        if focus is not None or ranks > 1:
+            other = f"ranks={ranks}" if focus is None else f"focus={focus}"
+            raise OptionError(
+                f"{other} and steps={call.steps}: all versions of a text are explained token by token and in one "
+                "process: leave one of them out"
+            )
+        job = call.job(explainer, config)
+        assert isinstance(job, PathJob)
+        return _along_paths(job, plan_of, targets, tokens, tokens if sources is None else sources, batch)
+    if focus is not None:
+        check_focusing(spec, config)
+    if focus is None or focus >= tokens:
+        return plan_of(sources=sources, targets=targets, config=config)
+    explaining = plan_of(sources=min(2 * focus, tokens), targets=targets, config=config)
+    if targets is None and explainer.problem_type != "positions" and spec.classes > COLUMNS_RECKONED:
+        targets = [*range(LIKELIEST)]
+    naming = plan_of(sources=None, targets=targets, config=naming_config(config), engine="adjoint")
+    assert isinstance(naming, AdjointPlan)
+    return FocusPlan(focus, naming, explaining)
+
+
+def _along_paths(
+    job: PathJob,
+    plan_of: Callable[..., Plan | AdjointPlan],
+    targets: Any,
+    tokens: int,
+    sources: int,
+    batch: int,
+) -> PathPlan:
+    """The plan of all that a job runs for so many texts of so many sources, with ``plan_of`` for each part of it."""
+    rule, columns = job.versions.config, len(job.whole.targets.names)
+    of_one, of_all = (
+        inputs_at_once(one.bytes_of_size(tokens, None)) for one in (job.versions.of_column(0), job.versions)
+    )
+    return PathPlan(
+        whole=plan_of(sources=None, targets=targets, config=job.whole.config),
+        along=plan_of(sources=None, targets=0, config=rule, batch=min(batch, of_one)),
+        sets=plan_of(sources=None, targets=targets, config=rule, batch=min(batch * max(job.rounds), of_all)),
+        versions_along=batch * columns * sum(min(steps, sources) for steps in job.rounds),
+        versions_of_sets=batch * sum(job.rounds),
+    )
+
+
+def _plan_of(
+    explainer: ExplainedModel,
+    tokens: int,
+    *,
+    spec: ModelSpec,
     sources: int | None,
     batch: int,
     engine: str,
@@ -33,9 +107,7 @@ def plan_call(
     ranks: int,
     config: DecompXConfig,
 ) -> Plan | AdjointPlan:
-    """As :meth:`decompx_fast.DecompX.plan` says."""
-    _check_sizes(tokens, batch, sources, ranks)
-    spec = specification(explainer.model, explainer.copies)
+    """The plan of one engine."""
     chosen = choose_engine(engine, config, grouped=sources is not None, biased=spec.has_bias)
     if chosen == "reference":
         raise OptionError("the reference engine has no plan: use engine='forward' for the plan of the forward engine")
@@ -68,11 +140,14 @@ def plan_call(
     )
 
 
-def _check_sizes(tokens: int, batch: int, sources: int | None, ranks: int) -> None:
-    sizes = {"tokens": tokens, "batch": batch, "sources": 1 if sources is None else sources, "ranks": ranks}
+def _check_sizes(tokens: int, batch: int, sources: int | None, focus: int | None, ranks: int) -> None:
+    sizes = {"tokens": tokens, "batch": batch, "sources": sources, "focus": focus, "ranks": ranks}
     for name, value in sizes.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        may_miss = name in ("sources", "focus") and value is None
+        if not may_miss and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise OptionError(f"{name}={value!r}: use a whole number from 1")
+    if sources is not None and focus is not None:
+        raise OptionError(f"sources={sources} and focus={focus} both say how many sources there are: give one of them")
     if sources is not None and sources > tokens:
         raise OptionError(f"sources={sources} groups cannot be made of tokens={tokens}: use at most as many")
 

@@ -9,7 +9,7 @@ import click
 
 from ..config import BiasRule, Variant
 from ..request.tables import FORMATS
-from .options import CHECKS, WORKSPACE, path_options
+from .options import CHECKS, FOCUS, WORKSPACE, path_options
 
 
 @click.command()
@@ -47,6 +47,7 @@ from .options import CHECKS, WORKSPACE, path_options
 @click.option("--target", "targets", multiple=True, metavar="CLASS", help="As for explain; repeatable.")
 @click.option("--at", multiple=True, metavar="PLACE", help="As for explain; repeatable.")
 @click.option("--top-k", type=click.IntRange(min=1), metavar="N", help="As for explain.")
+@click.option("--ignore-label", "ignore_labels", multiple=True, metavar="LABEL", help="As for explain; repeatable.")
 @click.option("--max-answer-tokens", type=click.IntRange(min=1), metavar="N", help="As for explain.")
 @click.option("--max-seq-len", type=click.IntRange(min=1), metavar="N", help="As for explain.")
 @click.option("--doc-stride", type=click.IntRange(min=0), metavar="N", help="As for explain.")
@@ -59,7 +60,8 @@ from .options import CHECKS, WORKSPACE, path_options
 @click.option("--dtype", metavar="DTYPE", help="Precision of the decomposition. [default: the model's]")
 @click.option("--device", metavar="DEVICE", help="Where to compute. [default: all GPUs, or the CPU]")
 @click.option("--batch-size", type=click.IntRange(min=1), metavar="N", help="Texts computed together. [default: fits]")
-@click.option("--sources", metavar="UNIT", help="What a source is: token, word or sentence. [default: token]")
+@click.option("--sources", metavar="UNIT", help="What a source is: token, word, sentence or focus. [default: token]")
+@FOCUS
 @click.option("--workspace", "workspace_bytes", type=WORKSPACE, metavar="MIB", help="As for explain.")
 @click.option("--check", type=click.Choice(CHECKS), help="As for explain.")
 @path_options
@@ -73,6 +75,7 @@ def bulk(
     model: str | None,
     targets: tuple[str, ...],
     at: tuple[str, ...],
+    ignore_labels: tuple[str, ...],
     quiet: bool,
     ray: str | None,
     **options: Any,
@@ -92,7 +95,7 @@ def bulk(
     if model is None and options["task"] is not None:
         raise click.UsageError("--task says which head of a model to load: name the model by --model PATH")
     options["targets"] = list(targets) or None
-    options["at"] = places(at) or None
+    options["at"], options["ignore_labels"] = places(at) or None, list(ignore_labels) or None
     options["sources"] = options["sources"] and blocks(options["sources"])
     try:
         found = explain_dataset(

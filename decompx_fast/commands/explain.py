@@ -52,14 +52,14 @@ class Source:
     """What is to be explained: texts of the command line, and the rows of a file.
 
     Attributes:
-        texts: of the command line.
+        texts: of the command line; a pair of them each where there are second ones.
         file: ``None`` for none, ``"-"`` for standard input.
         format: of the file, where its name does not say it.
         columns: the names of the columns of texts, second texts and ids, as they were given.
         kind: ``"picture"``, ``"sound"``: what is on the command line are paths of such files.
     """
 
-    texts: tuple[str, ...]
+    texts: tuple[str | tuple[str, str], ...]
     file: str | None = None
     format: str | None = None
     columns: Mapping[str, str | None] = field(default_factory=dict)
@@ -335,7 +335,7 @@ def run(
     results: Iterator[Result],
     outputs: Outputs,
     *,
-    show: bool,
+    tables: Tables | None,
     say: Callable[[str], object],
     keep: Callable[[str], object],
     total: int | None,
@@ -345,7 +345,7 @@ def run(
     Args:
         results: of all inputs.
         outputs: the files.
-        show: whether to print tables.
+        tables: prints them; ``None``: nothing is printed.
         say: tells the user something, on a line.
         keep: is told what is done and where it is, if the run ends early; to be said with the error.
         total: how many inputs there are, if it is known.
@@ -354,7 +354,7 @@ def run(
         InputError: if not a single input could be explained, or what ended the run early.
     """
     count = _Count(say)
-    sinks: list[Sink] = [Tables()] if show else []
+    sinks: list[Sink] = [] if tables is None else [tables]
     if outputs.array is not None:
         sinks.append(JsonArray(outputs.array, details=outputs.details))
     if outputs.lines is not None:

@@ -29,6 +29,13 @@ CHECKS = ("standard", "thorough")
 STORAGES = ("memory", "disk")
 #: As :data:`decompx_fast.request.versions.BASELINES`, for the same reason.
 BASELINES = ("mask", "pad", "remove")
+#: Of ``--sources focus``.
+FOCUS = click.option(
+    "--focus",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="With --sources focus: N tokens by themselves, all others in at most N groups. [default: 64]",
+)
 
 
 def path_options(command: Callable[..., Any]) -> Callable[..., Any]:

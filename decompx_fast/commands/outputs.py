@@ -18,6 +18,8 @@ from ..result.display import printable
 from ..result.explanation import Explanation
 from ..result.failure import Failure
 from ..result.file import flush_to_disk
+from ..result.kinds import Target
+from ..result.layer_terminal import show_layers
 from ..result.pair import PairExplanation
 
 _LINE_ENDS = re.compile("[\x85\u2028\u2029]")
@@ -62,9 +64,16 @@ class Sink(Protocol):
 
 
 class Tables:
-    """Prints each explanation to the terminal, below the name of its input."""
+    """Prints each explanation to the terminal, below the name of its input.
 
-    def __init__(self) -> None:
+    Args:
+        difference: two targets that are shown beside each other; ``None``: the predicted one.
+        layers: whether maps of the layers come after the table.
+    """
+
+    def __init__(self, *, difference: Sequence[Target] | None = None, layers: bool = False) -> None:
+        self._first, self._second = (None, None) if difference is None else difference
+        self._layers = layers
         self._any = False
 
     def add(self, result: Result) -> None:
@@ -75,7 +84,13 @@ class Tables:
         self._any = True
         if result.place:
             sys.stdout.write(f"{printable(result.place)}\n")
-        result.outcome.show()
+        if not isinstance(result.outcome, Explanation):
+            result.outcome.show()
+            return
+        result.outcome.show(self._first, other=self._second)
+        if self._layers:
+            sys.stdout.write("\n")
+            show_layers(result.outcome)
 
     def end(self, *, complete: bool) -> None:
         pass

@@ -73,6 +73,7 @@ def similarity(
     QUERY and each PASSAGE are texts, and the pairs are tokens and patches.
     """
     from .explain import Outputs, run
+    from .outputs import Tables
     from .values import blocks
 
     if pooling is not None and model is None:
@@ -100,7 +101,7 @@ def similarity(
     run(
         results,
         outputs,
-        show=not quiet and not outputs.to_screen,
+        tables=None if quiet or outputs.to_screen else Tables(),
         say=lambda message: click.echo(message, err=True),
         keep=context.obj.keep,
         total=total,

@@ -1,10 +1,30 @@
-"""What is written on a command line for sources and places."""
+"""What is written on a command line for pairs of texts, sources and places."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 from typing import Any
+
+import click
+
+
+def paired(texts: Sequence[str], seconds: Sequence[str]) -> tuple[str | tuple[str, str], ...]:
+    """Each text with its second one, or a single text with each of several.
+
+    Raises:
+        UsageError: if some would have none.
+    """
+    if not seconds:
+        return tuple(texts)
+    if len(texts) == 1:
+        return tuple((texts[0], second) for second in seconds)
+    if len(texts) != len(seconds):
+        raise click.UsageError(
+            f"there are {len(texts)} TEXTs and {len(seconds)} times --pair: give one for each TEXT, or one TEXT; of "
+            "the rows of a file, name the column by --pair-column"
+        )
+    return tuple(zip(texts, seconds, strict=True))
 
 
 def blocks(written: str) -> str | float | tuple[int, int]:

@@ -86,8 +86,14 @@ class Conditioning:
             tuple[object, ...], list[AttentionPattern]
         ] = {}  # of short texts: alike, and looked at together
 
-    def note(self, layer: LinearizedLayer, state: Tensor | None = None) -> None:
-        """A layer, complete, and the decomposed state ``[b, i, k, d]`` before it, if there is one."""
+    def note(
+        self,
+        layer: LinearizedLayer,
+        state: Tensor | None = None,
+        largest: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
+        """A layer, complete, and the decomposed state ``[b, i, k, d]`` before it, if there is one; ``largest`` gives
+        :func:`largest_vectors` of it."""
         self._constants = max(_rounding(layer.input.dtype), self._model)
         quotients = self._quotients.setdefault((layer.input.shape[1], layer.input.shape[2]), [])
         for sublayer in layer.sublayers:
@@ -96,7 +102,7 @@ class Conditioning:
                 for part in op.parts if isinstance(op, Attention) else ():
                     self._wait(part.pattern)
         if self._half_smallest is not None and state is not None:
-            for size in _sizes(layer, state):
+            for size in _sizes(layer, (largest or largest_vectors)(state), state.shape[-1]):
                 self._add(1 / size, self._half_smallest)
 
     # Numbers are few here, so it is operations that take time: all that can wait is done at once in the end.
@@ -182,11 +188,16 @@ def _norms(sublayer: Sublayer) -> list[tuple[Norm, Tensor]]:
     return found
 
 
-def _sizes(layer: LinearizedLayer, state: Tensor) -> Iterator[Tensor]:
-    """``[b]`` each, float32: the root mean square of the largest vector before a layer, and of what each operation
-    makes of it first, roughly: norms divide by the true state's deviation, however small the vectors are."""
-    norm = torch.linalg.vector_norm(state, dim=-1, dtype=torch.float32).flatten(1).amax(1)
-    root = math.sqrt(state.shape[-1])
+def largest_vectors(state: Tensor) -> Tensor:
+    """The length of the largest vector of each item of a state ``[b, ..., d]``, ``[b]``, float32."""
+    return torch.linalg.vector_norm(state, dim=-1, dtype=torch.float32).flatten(1).amax(1)
+
+
+def _sizes(layer: LinearizedLayer, norm: Tensor, d: int) -> Iterator[Tensor]:
+    """``[b]`` each, float32: the root mean square of the largest vector before a layer, of length ``norm`` ``[b]``, and
+    of what each operation makes of it first, roughly: norms divide by the true state's deviation, however small the
+    vectors are."""
+    root = math.sqrt(d)
     yield norm / root
     for sublayer in layer.sublayers:
         entering = norm if sublayer.pre_norm is None else norm * _gain(sublayer.pre_norm)

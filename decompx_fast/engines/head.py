@@ -90,7 +90,8 @@ def _of_any_row(rule: Rule) -> Rule:
     if rule.shares is None:
         return rule
     reached = (rule.shares > 0).any(1, keepdim=True).to(rule.shares.dtype)
-    return replace(rule, shares=reached / reached.sum(-1, keepdim=True))
+    count = reached.sum(-1, keepdim=True)  # of the sources that are here
+    return replace(rule, shares=reached / (count if rule.shard is None else rule.shard.exchange.sum(count)))
 
 
 def _apart(rows: Tensor, shard: Shard | None) -> tuple[Tensor, Tensor]:

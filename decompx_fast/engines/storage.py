@@ -8,7 +8,7 @@ import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -21,6 +21,9 @@ from .plan_text import gib
 
 StorageKind = Literal["memory", "disk"]
 STORAGES: tuple[str, ...] = get_args(StorageKind)
+
+#: Linux reads so many bytes at least that it is told are needed, and may leave the rest of more.
+AT_ONCE = 128 << 10
 
 #: File systems that are memory themselves.
 IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs")
@@ -39,16 +42,23 @@ class Memory:
         """A state that is not filled yet."""
         return like.new_empty(shape)
 
-    def blocks(self, length: int, most: int) -> Iterator[slice]:
-        """:func:`..blocks.blocks` of an axis of the states, of which others are not looked at meanwhile."""
-        return blocks(length, most)
+    def by_sources(self, most: int, *states: Tensor) -> Iterator[slice]:
+        """:func:`..blocks.blocks` of the sources of states ``[b, i, k, d]``, of which others are not looked at
+        meanwhile."""
+        return blocks(states[0].shape[2], most)
+
+    def by_rows(self, most: int, *states: Tensor) -> Iterator[slice]:
+        """The same of their positions, on the joined axis of batch and positions."""
+        return blocks(states[0].shape[0] * states[0].shape[1], most)
 
 
 class Disk(Memory):
     """States in files without a name, which are gone with the states, or with the process, however it ends.
 
-    After each block what is mapped is given up: it is written when the system finds time, and read again when it is
-    needed, from what the system keeps of the file in memory that nobody else wants.
+    The system is told which bytes the next block takes, and reads these and no others while this one is computed: by
+    itself it reads far around each byte that is looked at, which for a block of sources, a short run in the row of each
+    position, may be the whole file. After each block what is mapped is given up: it is written when the system finds
+    time, and read again when it is needed, from what the system keeps of the file in memory that nobody else wants.
 
     Args:
         folder: of the files.
@@ -62,7 +72,7 @@ class Disk(Memory):
     def __init__(self, folder: str) -> None:
         check_folder(folder)
         self._folder = folder
-        self._maps: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
+        self._maps: weakref.WeakKeyDictionary[mmap.mmap, int] = weakref.WeakKeyDictionary()  # with their addresses
 
     def zeros(self, like: Tensor, *shape: int) -> Tensor:
         nbytes = max(math.prod(shape) * like.dtype.itemsize, 1)
@@ -80,19 +90,52 @@ class Disk(Memory):
                     f"storage='disk' needs {gib(nbytes)} for a state in {self._folder}, where {room} are free "
                     f"({error.strerror}): make room, or name another folder (folder=..., --folder)"
                 ) from error
-        self._maps.add(mapped)
-        return torch.frombuffer(mapped, dtype=like.dtype, count=math.prod(shape)).view(shape)
+        state = torch.frombuffer(mapped, dtype=like.dtype, count=math.prod(shape)).view(shape)
+        self._maps[mapped] = state.data_ptr()
+        if hasattr(mmap, "MADV_RANDOM"):
+            mapped.madvise(mmap.MADV_RANDOM)  # nothing is read that is not looked at, or asked for
+        return state
 
     empty = zeros
 
-    def blocks(self, length: int, most: int) -> Iterator[slice]:
-        for block in blocks(length, most):
+    def by_sources(self, most: int, *states: Tensor) -> Iterator[slice]:
+        flat = [state.flatten(0, 1) for state in states]
+        return self._in_turn(super().by_sources(most, *states), lambda some: (row[some] for x in flat for row in x))
+
+    def by_rows(self, most: int, *states: Tensor) -> Iterator[slice]:
+        flat = [state.flatten(0, 1) for state in states]
+        return self._in_turn(super().by_rows(most, *states), lambda rows: (x[rows] for x in flat))
+
+    def _in_turn(self, blocks: Iterator[slice], parts: Callable[[slice], Iterable[Tensor]]) -> Iterator[slice]:
+        """Blocks, of which the next is read while one is worked on; ``parts``: what lies in one piece of each."""
+        ahead = next(blocks, None)
+        self._read(parts, ahead)
+        while ahead is not None:
+            block, ahead = ahead, next(blocks, None)
+            self._read(parts, ahead)
             yield block
             self._give_up()
 
+    def _read(self, parts: Callable[[slice], Iterable[Tensor]], block: slice | None) -> None:
+        """Have the parts of a block read, without waiting for them."""
+        advice = getattr(mmap, "MADV_WILLNEED", None)
+        if block is None or advice is None:
+            return
+        known = set()
+        for part in parts(block):
+            start, nbytes = part.data_ptr(), part.nbytes
+            if start in known:  # one state may be read and written
+                continue
+            known.add(start)
+            for mapped, address in self._maps.items():
+                if address <= start < address + len(mapped):
+                    first = (start - address) // mmap.PAGESIZE * mmap.PAGESIZE
+                    for some in range(first, start - address + nbytes, AT_ONCE):
+                        mapped.madvise(advice, some, min(AT_ONCE, start - address + nbytes - some))
+
     def _give_up(self) -> None:
         for mapped in self._maps:
-            if hasattr(mapped, "madvise"):
+            if hasattr(mmap, "MADV_DONTNEED"):
                 mapped.madvise(mmap.MADV_DONTNEED)  # of a shared mapping, nothing is lost
 
 

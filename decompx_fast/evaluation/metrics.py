@@ -76,12 +76,9 @@ class Metric:
         return self.design and f"{self.deletion}-{self.design}"
 
     def levels(self, outcomes: Outcomes) -> Array:
-        """Its curve ``[n, levels]``, of which :meth:`per_text` is the mean; a single column if it is no curve."""
+        """Its curve ``[n, levels]``, whose mean is what a text is given; a single column if it is no curve. NaN for a
+        text of which the metric says nothing."""
         return self.curve(outcomes, self.perturbation)
-
-    def per_text(self, outcomes: Outcomes) -> Array:
-        """``[n]``: one number for each text; NaN for a text of which the metric says nothing."""
-        return self.levels(outcomes).mean(1)
 
 
 def perturbations(metrics: Sequence[Metric], *, pairs: bool) -> list[Perturbation]:

@@ -29,9 +29,10 @@ from .data import Dataset, read_dataset
 from .masking import input_key
 from .method import Method, all_methods, get_method
 from .metrics import METRICS, SANITY, Metric, by_deletion, get_metric, perturbations
+from .pool import compute_all, one_thread
 from .report import RESULTS, Evaluation, Setting, write_report
 from .store import Store
-from .work import CHUNK, Task, Worker, compute_all, one_thread
+from .work import CHUNK, Task, Worker
 
 ALL = "all"
 DEMO = "demo"
@@ -154,8 +155,10 @@ def _compute_missing(store: Store, worker: Worker, workers: int, progress: bool 
     """Every part of every method that is not in the store yet."""
     items = [(name, chunk) for name in worker.task.methods for chunk in range(len(worker.chunks))]
     missing = [item for item in items if not store.has(*item)]
-    with _progress_bar(progress, len(items) - len(missing), len(items)) as advance:
-        for (name, chunk), records in compute_all(worker, missing, workers):
+    bar = _progress_bar(progress, len(items) - len(missing), len(items))
+    # Closed, so that its processes end also where it is the writing of a part that is interrupted.
+    with bar as advance, contextlib.closing(compute_all(worker, missing, workers)) as parts:
+        for (name, chunk), records in parts:
             store.write(name, chunk, records)
             advance(name)
 

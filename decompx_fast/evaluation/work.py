@@ -1,15 +1,9 @@
-"""The work of an evaluation: one method on one chunk of texts. Runs here, or in processes of its own."""
+"""The work of an evaluation: one method on one chunk of texts."""
 
 from __future__ import annotations
 
-import multiprocessing
 import time
-import warnings
-from collections import deque
-from collections.abc import Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -17,7 +11,6 @@ from torch import Tensor
 
 from ..errors import DecompXError
 from ..explainer import DecompX
-from ..processes import begin_as_child
 from ..request.encoded import Encoded
 from ..request.versions import fill_of, without_tokens
 from .classifier import Classifier, Inputs, Predictions
@@ -205,87 +198,3 @@ class Worker:
             self._known.update(zip(new, zip(found.logits, found.states, strict=True), strict=True))
         logits, states = zip(*(self._known[key] for key in keys), strict=True)
         return Predictions(torch.stack(logits), torch.stack(states))
-
-
-def compute_all(worker: Worker, items: Sequence[Item], workers: int) -> Iterator[tuple[Item, list[Record]]]:
-    """Compute parts, in one process or in several, and yield each as it is done.
-
-    A chunk's parts follow each other in one process, which remembers what the model said about its changed texts; the
-    longest chunks come first, so that no process is left alone with one. A part's numbers are the same in any process
-    and order, since each computes on one thread, and :meth:`Classifier.predict` does not mix inputs.
-
-    Raises:
-        EvaluationError: if a method fails, or a process dies.
-    """
-    by_chunk: dict[int, list[Item]] = {}
-    for item in sorted(items, key=lambda item: -item[1]):
-        by_chunk.setdefault(item[1], []).append(item)
-    chunks = deque(by_chunk.values())
-    if workers == 1 or len(items) < 2:
-        for item in (item for chunk in chunks for item in chunk):
-            with one_thread():
-                records = worker.compute(item)
-            yield item, records
-        return
-    context = multiprocessing.get_context("spawn")
-    pools = [
-        ProcessPoolExecutor(1, context, initializer=_begin, initargs=(worker.task,))
-        for _ in range(min(workers, len(chunks)))
-    ]
-    waiting: list[deque[Item]] = [deque() for _ in pools]  # of each process: what is left of its chunk
-    running: dict[Future[list[Record]], tuple[Item, int]] = {}
-    idle = [number for number in range(len(pools)) for _ in range(2)]  # each has a part to go on with
-    try:
-        while True:
-            for number in idle:
-                if not waiting[number] and chunks:
-                    waiting[number].extend(chunks.popleft())
-                if waiting[number]:
-                    item = waiting[number].popleft()
-                    running[pools[number].submit(_compute, item)] = item, number
-            if not running:
-                return
-            done, _ = wait(running, return_when=FIRST_COMPLETED)
-            idle = [running[future][1] for future in done]
-            for future in done:
-                yield running.pop(future)[0], future.result()
-    except BrokenProcessPool as error:
-        raise EvaluationError(
-            "a worker process ended before its work was done: perhaps memory ran out. Run the same again, with fewer "
-            "workers; what is finished is kept"
-        ) from error
-    finally:
-        for pool in pools:
-            pool.shutdown(wait=False, cancel_futures=True)
-        for pool in pools:
-            pool.shutdown(wait=True)
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """PyTorch computes on one thread: sums over more of them come in another order, and round differently."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-_worker: Worker | None = None  # of a worker process
-
-
-def _begin(task: Task) -> None:
-    """Start a worker process."""
-    global _worker
-    begin_as_child()
-    torch.set_num_threads(1)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the parent, which has read the same texts, has warned of all
-        _worker = Worker(task)
-
-
-def _compute(item: Item) -> list[Record]:
-    if _worker is None:
-        raise RuntimeError("this is no worker process")
-    return _worker.compute(item)

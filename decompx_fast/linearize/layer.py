@@ -176,13 +176,9 @@ class Linearization(Protocol):
         """Yield the layers in order; each is checked against the model's own hidden state."""
         ...
 
-    def layer(self, index: int, x: Tensor) -> LinearizedLayer:
-        """The layer ``index`` on the state ``x`` ``[b, i, d]``, unchecked: for engines that come back to a layer. Of a
-        decoder's first layer ``x`` is the embedding of its tokens."""
-        ...
-
     def restore(self, layer: LinearizedLayer) -> LinearizedLayer:
-        """A layer again of which only :meth:`LinearizedLayer.without_constants` was kept."""
+        """A layer again of which only :meth:`LinearizedLayer.without_constants` was kept, for engines that come back to
+        it."""
         ...
 
     def head(self, x: Tensor) -> Head:

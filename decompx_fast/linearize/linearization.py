@@ -103,7 +103,7 @@ class HuggingFaceLinearization(Recomputed):
         for index in range(self.num_layers):
             x, recorded = self._before(index, x), recorded_layer(index)
             if recorded is None:
-                layer = self.layer(index, x)
+                layer = self._layer(index, x)
                 self._check(layer.output, self._run.states[index + 1], f"layer {index}", self._size_of_rows(index + 1))
             else:
                 layer, gap = recorded

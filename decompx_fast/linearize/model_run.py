@@ -207,8 +207,8 @@ def run_model(
     """
     if spec.prepare is not None:
         spec.prepare(model, inputs)
-    if spec.backbone is not None:
-        _check_not_run(model, spec.backbone)
+    if spec.backbone is not None and model is not spec.backbone:
+        check_adds_nothing(model)
     n_tokens = next((tensor.shape[1] for tensor in inputs.values() if tensor.ndim > 1), 0)
     listener = _Listener(spec, n_tokens, record)
     with ExitStack() as hooks:
@@ -244,20 +244,30 @@ def run_model(
     return ModelRun(listener.states, listener.contexts, outputs, final, listener.decoder_embedding)
 
 
-def _check_not_run(model: nn.Module, backbone: nn.Module) -> None:
-    """Refuse a model that computes more than its modules, of which only the backbone and the head are called.
+def check_adds_nothing(model: nn.Module, parts: str = "encoder and its head are") -> None:
+    """Refuse a model that computes more than its modules, of which only some are called.
+
+    Args:
+        model: as transformers made it.
+        parts: what is called, for the message.
 
     Raises:
         UnsupportedModelError: if it has hooks, or a forward of its own.
     """
-    if model is backbone:
-        return
-    transformers = type(model).forward.__module__.startswith("transformers.")
-    if model._forward_hooks or model._forward_pre_hooks or "forward" in vars(model) or not transformers:
+    name = type(model).__name__
+    if hasattr(model, "_hf_hook"):
         raise UnsupportedModelError(
-            f"this {type(model).__name__} has hooks, or a forward that is not that of transformers: its encoder and "
-            "its head are run by themselves, so that what they add would not be seen. Remove them, or put them on "
-            "the modules inside"
+            f"accelerate runs this {name} by a hook, which moves it between devices: load it without device_map, or "
+            "take the hooks off by accelerate.hooks.remove_hook_from_module(model, recurse=True)"
+        )
+    own, forward = vars(model).get("forward"), type(model).forward
+    # accelerate leaves the class's own on a model whose hooks were taken off.
+    replaced = own is not None and getattr(own, "__func__", None) is not forward
+    transformers = forward.__module__.startswith("transformers.") and not replaced
+    if model._forward_hooks or model._forward_pre_hooks or not transformers:
+        raise UnsupportedModelError(
+            f"this {name} has hooks, or a forward that is not that of transformers: its {parts} run by themselves, so "
+            "that what they add would not be seen. Remove them, or put them on the modules inside"
         )
 
 

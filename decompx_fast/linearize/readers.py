@@ -5,6 +5,9 @@ Each function reads one kind of module, and refuses by name whatever computes an
 
 from __future__ import annotations
 
+from operator import attrgetter
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -51,6 +54,18 @@ def layer_norm(module: nn.Module, name: str) -> NormSpec:
     """
     norm = norm_module(module, name)
     return NormSpec(_vector(norm.weight), _vector(norm.bias), norm.eps)
+
+
+def norm_or_diagonal(module: nn.Module, name: str) -> NormSpec:
+    """The parameters of a LayerNorm, or of what MobileBERT has in its place, ``x * weight + bias``.
+
+    Raises:
+        UnsupportedModelError: if it is something else.
+    """
+    own: Any = module
+    if type(own).__name__ != "NoNorm":
+        return layer_norm(own, name)
+    return NormSpec(_vector(own.weight), _vector(own.bias), 0.0, centre=False, fixed=True)
 
 
 def own_layer_norm(module: nn.Module, name: str) -> NormSpec:
@@ -168,21 +183,43 @@ def stored(module: nn.Module, parameter: str, name: str) -> Tensor:
         UnsupportedModelError: if it is quantised, or no plain tensor.
     """
     _refuse_quantized(module, name)
-    found = getattr(module, parameter)
+    return _plain(getattr(module, parameter), f"{name}.{parameter}")
+
+
+def packed_attention(module: nn.Module, name: str) -> tuple[Affine, Affine, Affine, Affine]:
+    """The maps of queries, keys, values and output of torch's own attention, views on its parameters.
+
+    Raises:
+        UnsupportedModelError: if it is another module, or has more than these, or they are no plain tensors.
+    """
+    own = type(module) is nn.MultiheadAttention and module._qkv_same_embed_dim
+    if not own or module.bias_k is not None or module.add_zero_attn:
+        raise _unsupported(name, module, "torch's MultiheadAttention, with biases of its maps alone,")
+    maps = []
+    for weight, bias in (("in_proj_weight", "in_proj_bias"), ("out_proj.weight", "out_proj.bias")):
+        found = attrgetter(bias)(module)
+        added = None if found is None else _plain(found, f"{name}.{bias}")
+        maps.append(Affine(_plain(attrgetter(weight)(module), f"{name}.{weight}").t(), added))
+    packed, out = maps
+    return packed.part(0, 3), packed.part(1, 3), packed.part(2, 3), out
+
+
+def _plain(found: Any, name: str) -> Tensor:
     if type(found) not in (Tensor, nn.Parameter) or not found.is_floating_point():
         raise UnsupportedModelError(
-            f"{name}.{parameter} is a {type(found).__name__}, not a plain tensor of floating-point numbers: load the "
-            "model in float32, float16 or bfloat16, whole on one device"
+            f"{name} is a {type(found).__name__}, not a plain tensor of floating-point numbers: load the model in "
+            "float32, float16 or bfloat16, whole on one device"
         )
     return found.detach()
 
 
-def convolution(module: nn.Module, name: str, activation: str) -> ConvolutionSpec:
+def convolution(module: nn.Module, name: str, activation: str, *, even: bool = False) -> ConvolutionSpec:
     """The parameters of a convolution that keeps the number of positions.
 
     Args:
         module, name: as for :func:`affine`.
         activation: what follows it, by name.
+        even: whether its width may be even, where the model leaves out the position that it gives beyond the others.
 
     Raises:
         UnsupportedModelError: if it is something else.
@@ -192,8 +229,9 @@ def convolution(module: nn.Module, name: str, activation: str) -> ConvolutionSpe
         raise _unsupported(name, module, "a one-dimensional convolution")
     taps = module.kernel_size[0]
     plain = (module.stride, module.dilation, module.padding_mode) == ((1,), (1,), "zeros")
-    if not plain or taps % 2 == 0 or module.padding != (taps // 2,):
-        raise _unsupported(name, module, "a convolution of an odd width that pads its ends with zeros")
+    if not plain or (taps % 2 == 0 and not even) or module.padding != (taps // 2,):
+        width = "some" if even else "an odd"
+        raise _unsupported(name, module, f"a convolution of {width} width that pads its ends with zeros")
     return ConvolutionSpec(module.weight.detach(), _vector(module.bias), module.groups, activation)
 
 

@@ -76,7 +76,7 @@ class Recomputed:
         """Yield the layers in order."""
         x = self._start(0)
         for index in range(self.num_layers):
-            layer = self.layer(index, self._before(index, x))
+            layer = self._layer(index, self._before(index, x))
             yield layer
             x = layer.output
 
@@ -100,7 +100,7 @@ class Recomputed:
             raise ValueError("a decoder's layers are asked for before the encoder's have been iterated")
         return with_memory(context, self._memory)
 
-    def layer(self, index: int, x: Tensor) -> LinearizedLayer:
+    def _layer(self, index: int, x: Tensor) -> LinearizedLayer:
         """The layer ``index`` on the state ``x`` ``[b, i, d]``, unchecked."""
         return linearize_layer(self._spec.layers[index], index, x, self._context(index))
 

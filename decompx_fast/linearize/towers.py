@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from ..errors import UnsupportedModelError
+from .model_run import check_adds_nothing
 
 #: What an encoder reads.
 Reads = Literal["text", "picture"]
@@ -55,14 +55,7 @@ class TwoTowers(nn.Module):
         Raises:
             UnsupportedModelError: if the model computes more than its modules, which are run by themselves.
         """
-        model = self.model
-        plain = type(model).forward.__module__.startswith("transformers.") and "forward" not in vars(model)
-        if model._forward_hooks or model._forward_pre_hooks or not plain:
-            raise UnsupportedModelError(
-                f"this {type(model).__name__} has hooks, or a forward that is not that of transformers: its encoders "
-                "are run by themselves, so that what they add would not be seen. Remove them, or put them on the "
-                "modules inside"
-            )
+        check_adds_nothing(self.model, "encoders are")
         return self.text, self.picture
 
     @property

@@ -293,7 +293,7 @@ def _check_weights(name: str, info: Mapping[str, Collection[Any]], model: nn.Mod
     raise ModelLoadError(
         f"{name!r} is no trained {what}: it has no weights for {listed}, which would be random. Use a model fine-tuned "
         f"for {KINDS[kind].trained_for}, or a task that it was trained for by task=; to compare texts by an encoder "
-        "without a head, say how its states are pooled: from_pretrained(..., pooling='mean')"
+        "without a head (similarity), say how its states are pooled, as by pooling='mean' (--pooling mean)"
     )
 
 

@@ -16,7 +16,7 @@ from torch import nn
 
 from ..errors import InputError, ModelLoadError, UnsupportedModelError, shown, warn_user
 from ..linearize.architectures import unwrap
-from ..linearize.families.sentence import is_bare
+from ..linearize.families import is_bare
 from ..linearize.families.towers import PAIRED
 from ..linearize.sentence import EmbeddingStep, SentenceEncoder, check_pooling
 from ..linearize.towers import TwoTowers

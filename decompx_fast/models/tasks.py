@@ -73,6 +73,9 @@ KINDS = {
 #: The tasks of models that write: on from a prompt, or by a decoder from what an encoder reads.
 WRITES_ON, WRITES_ANEW = "text-generation", "text2text-generation"
 
+#: The task of models that say whether a text follows another.
+FOLLOWS = "next-sentence-prediction"
+
 #: The tasks of models that read pictures, and sounds.
 PICTURES, SOUNDS = "image-classification", "audio-classification"
 

@@ -107,7 +107,7 @@ def _one_after_the_other(backend: str) -> Callable[..., None]:
     ) -> None:
         split, norm = (registry.select(op, backend, x.device) for op in ("bias_split_", "layernorm_"))
         split(branch, branch_bias, rule=rule, residual=x, share_after_residual=share_after_residual)
-        norm(branch, scale, weight, bias, centre=centre, rule=rule, dots=None)
+        norm(branch, scale, weight, bias, centre=centre, rule=rule)
         x.copy_(branch)
 
     return compute

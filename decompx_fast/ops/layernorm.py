@@ -5,8 +5,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..bias_rules import DOT_RULES
-from ..errors import InputError
 from . import checks, registry
 from .backends import native
 from .shares import RULES, Rule, accumulation_dtype, vector_shares
@@ -20,7 +18,6 @@ def layernorm_(
     *,
     centre: bool = True,
     rule: Rule = "absdot",
-    dots: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor:
     """Apply the linear part of a norm to every source's vector and share its bias, in place.
@@ -35,16 +32,13 @@ def layernorm_(
         bias: ``[d]`` or ``None``; dtype of ``x`` or float32.
         centre: whether the mean over ``d`` is subtracted (``False``: RMSNorm).
         rule: as in :func:`bias_split_`; ``norm`` and ``abssim`` through the twin only.
-        dots: ``[b, i, k]``, ``y[i,k] . bias`` up to a positive factor common to the sources, if known already
-            (from the product that made ``x``); float32, or float64 with a float64 ``x``. For the rules
-            ``absdot`` and ``dot``. It saves one pass over the state.
         backend: ``auto``, ``triton``, ``cuda``, ``native`` or ``torch``.
 
     Returns:
         ``x``.
 
     Raises:
-        InputError: for a tensor that does not fit, an unknown rule, or ``dots`` with a rule that uses none.
+        InputError: for a tensor that does not fit, or an unknown rule.
         BackendError: if the named backend cannot be used, with the reason.
 
     Source: Modarressi et al., ACL 2023, section 3 (LayerNorm and AbsDot).
@@ -52,21 +46,16 @@ def layernorm_(
     op = "layernorm_"
     checks.state(op, "x", x)
     checks.choice(op, "rule", rule, RULES)
-    b, i, k, d = x.shape
+    b, i, _, d = x.shape
     checks.shape(op, "scale", scale, [[b, i]], "b and i of `x`")
     checks.dtype(op, "scale", scale, (torch.float32, torch.float64), "it is a statistic of the true state")
     for name, vector in (("weight", weight), ("bias", bias)):
         if vector is not None:
             checks.shape(op, name, vector, [[d]], "d of `x`")
             checks.per_position(op, name, vector, x)
-    if dots is not None:
-        if rule not in DOT_RULES or bias is None:
-            raise InputError(f"{op}: `dots` need a bias and rule 'absdot' or 'dot'; rule is {rule!r}")
-        checks.shape(op, "dots", dots, [[b, i, k]], "b, i and k of `x`")
-        checks.dtype(op, "dots", dots, (accumulation_dtype(x.dtype), torch.float32), "what sums are kept in")
-    checks.together(op, x=x, scale=scale, weight=weight, bias=bias, dots=dots)
+    checks.together(op, x=x, scale=scale, weight=weight, bias=bias)
     if x.numel():
-        _layernorm(x, scale, weight, bias, dots, centre, rule, backend)
+        _layernorm(x, scale, weight, bias, centre, rule, backend)
     return x
 
 
@@ -78,7 +67,6 @@ def layernorm_torch(
     *,
     centre: bool = True,
     rule: Rule = "absdot",
-    dots: Tensor | None = None,
 ) -> None:
     """The twin of :func:`layernorm_` in plain PyTorch; arguments as checked there."""
     work = x.to(accumulation_dtype(x.dtype))  # `x` itself from float32 on
@@ -87,7 +75,7 @@ def layernorm_torch(
     scale = scale.to(work.dtype)[:, :, None, None]
     work *= scale.reciprocal() if weight is None else weight.to(work.dtype) / scale  # [b, i, 1, d]
     if bias is not None and rule != "none":
-        shares = vector_shares(work, bias, rule=rule, dots=dots)
+        shares = vector_shares(work, bias, rule=rule)
         work.addcmul_(shares.unsqueeze(-1), bias.to(work.dtype))
     if work is not x:
         x.copy_(work)
@@ -99,18 +87,17 @@ def _layernorm(
     scale: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
-    dots: Tensor | None,
     centre: bool,
     rule: str,
     backend: str,
 ) -> None:
-    checks.separate("layernorm_", {"x": x}, scale=scale, weight=weight, bias=bias, dots=dots)
+    checks.separate("layernorm_", {"x": x}, scale=scale, weight=weight, bias=bias)
     limits = {
         "triton": registry.triton_dtype_limit(x.dtype) or registry.triton_rule_limit(rule),
         "native": native.limit(x.dtype, rule),
     }
     compute = registry.select("layernorm_", backend, x.device, limits=limits)
-    compute(x, scale, weight, bias, centre=centre, rule=rule, dots=dots)
+    compute(x, scale, weight, bias, centre=centre, rule=rule)
 
 
 registry.implements("layernorm_", "torch")(layernorm_torch)

@@ -18,7 +18,6 @@ from importlib import metadata
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _len_torch_dispatch_stack
 
 from ..bias_rules import KERNEL_RULES
 from ..errors import BackendError
@@ -138,7 +137,7 @@ def operator(name: str, *, writes: Sequence[str]) -> Callable[[Callable[..., Non
 
         @functools.wraps(function)
         def call(*args: Any) -> None:
-            if torch.compiler.is_compiling() or _len_torch_dispatch_stack() or not all(map(_is_plain, args)):
+            if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or not all(map(_is_plain, args)):
                 dispatched(*args)
                 return
             function(*args)

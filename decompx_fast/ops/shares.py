@@ -46,14 +46,13 @@ def bias_shares(dots: Tensor, *, rule: Rule = "absdot", nonzero: Tensor | None =
     return _normalised(weights, torch.ones_like(dots, dtype=torch.bool) if nonzero is None else nonzero)
 
 
-def vector_shares(u: Tensor, bias: Tensor | None, *, rule: Rule = "absdot", dots: Tensor | None = None) -> Tensor:
+def vector_shares(u: Tensor, bias: Tensor | None, *, rule: Rule = "absdot") -> Tensor:
     """The share of each source from the vectors themselves, for every rule but ``"none"``.
 
     Args:
         u: ``[b, i, k, d]``, the vectors before the bias is added; float32 or float64.
         bias: ``[d]`` or ``[b, i, d]``; read by the rules that use dots.
         rule: any of ``absdot``, ``dot``, ``abssim``, ``norm``, ``equal``, ``cls``.
-        dots: ``[b, i, k]``, if known already.
 
     Returns:
         ``[b, i, k]``, adding up to one over ``k``; dtype of ``u``.
@@ -68,16 +67,14 @@ def vector_shares(u: Tensor, bias: Tensor | None, *, rule: Rule = "absdot", dots
         weights = nonzero_sources(u).to(u.dtype)
     elif rule == "norm":
         weights = safe_norm(u)
-    elif rule in (*DOT_RULES, "abssim"):
-        if rule == "abssim":
-            assert bias is not None
-            weights = absolute_similarity(u, bias, dots)
-        else:
-            if dots is None:
-                assert bias is not None
-                # Its size is common to all sources, and products with it might vanish.
-                dots = vector_dots(u, bias / size_of(bias))
-            weights = dots.to(u.dtype) if rule == "dot" else dots.to(u.dtype).abs()
+    elif rule == "abssim":
+        assert bias is not None
+        weights = absolute_similarity(u, bias)
+    elif rule in DOT_RULES:
+        assert bias is not None
+        # Its size is common to all sources, and products with it might vanish.
+        weights = vector_dots(u, bias / size_of(bias))
+        weights = weights if rule == "dot" else weights.abs()
     else:
         raise InputError(f"vector_shares: `rule` is {rule!r}; allowed: {', '.join(RULES)}, but not 'none'")
     empty = weights.sum(-1) == 0

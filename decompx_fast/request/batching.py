@@ -6,13 +6,16 @@ import itertools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import TypeVar
 
-from ..result.explanation import Explanation
 from ..result.failure import Failure
 from .encoded import Encoded
 from .sources import Sources
 
 Pair = tuple[Encoded, Sources | None]
+
+#: What is found of an input: its explanation, or what it is explained with.
+_Found = TypeVar("_Found")
 
 #: Tensors of one batch may take so many bytes where no batch size is given.
 BATCH_BYTES = 1 << 29
@@ -23,6 +26,11 @@ READ_AHEAD = 256
 BATCHES_AHEAD = 16
 
 
+def inputs_at_once(bytes_of_one: int) -> int:
+    """How many inputs are computed together where no batch size is given."""
+    return max(1, BATCH_BYTES // max(bytes_of_one, 1))
+
+
 def look_ahead(batch_size: int | None) -> int:
     """How many inputs are read before the first of them is explained: one with ``batch_size=1``."""
     if batch_size == 1:
@@ -31,7 +39,7 @@ def look_ahead(batch_size: int | None) -> int:
 
 
 def stream(
-    run: Callable[[list[list[Pair]]], Sequence[Sequence[Explanation | Failure]]],
+    run: Callable[[list[list[Pair]]], Sequence[Sequence[_Found | Failure]]],
     pairs: Iterator[Pair | Failure],
     *,
     batch_size: int | None,
@@ -40,7 +48,7 @@ def stream(
     bytes_of: Callable[[Pair], int],
     read_ahead: int | None = None,
     at_once: int = 1,
-) -> Iterator[Explanation | Failure]:
+) -> Iterator[_Found | Failure]:
     """Explain inputs as they come, in batches of equally long ones, and yield in their order.
 
     An error of the inputs, whether of one of them or of what iterates over them, is raised when all before it has been
@@ -64,9 +72,7 @@ def stream(
             if not window:
                 break
             inputs = {n: one for n, one in enumerate(window) if not isinstance(one, Failure)}
-            done: dict[int, Explanation | Failure] = {
-                n: one for n, one in enumerate(window) if isinstance(one, Failure)
-            }
+            done: dict[int, _Found | Failure] = {n: one for n, one in enumerate(window) if isinstance(one, Failure)}
             advance(len(done))
             ready = 0
             batches = _batches(inputs, batch_size, bytes_of)
@@ -101,7 +107,7 @@ def _batches(pairs: Mapping[int, Pair], batch_size: int | None, bytes_of: Callab
         parts = tuple((name, tuple(value.shape)) for name, value in encoded.inputs.items())
         alike.setdefault((len(encoded), count, parts), []).append(n)
     for members in alike.values():
-        size = batch_size or max(1, BATCH_BYTES // max(bytes_of(pairs[members[0]]), 1))
+        size = batch_size or inputs_at_once(bytes_of(pairs[members[0]]))
         for start in range(0, len(members), size):
             yield members[start : start + size]
 

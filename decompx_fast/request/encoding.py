@@ -54,6 +54,7 @@ class Reader:
         device: the model's; tensors that the user prepared must be there, everything else is moved.
         split: texts are lists of words.
         prompts: inputs are what a language model goes on from, which the beginning of text alone may be.
+        pairs: inputs are two texts each, about which the model says whether the second follows the first.
         pad_to: texts are padded to so many tokens, which the model reads as any others; ``None``: to none.
     """
 
@@ -68,11 +69,13 @@ class Reader:
         device: torch.device | None = None,
         split: bool = False,
         prompts: bool = False,
+        pairs: bool = False,
         pad_to: int | None = None,
     ) -> None:
         self.split = split
         self.pad_to = pad_to
         self.prompts = prompts
+        self.pairs = pairs
         self.tokenizer = tokenizer
         self.max_positions = max_positions
         self.sizes = sizes or {}
@@ -253,6 +256,11 @@ class Reader:
         length = len(ids) if length is None else length
         if len(ids) == 0:
             raise InputError(f"{where} has no tokens: there is nothing to explain")
+        if self.pairs and _is_one_text(inputs, texts):
+            raise InputError(
+                f"{where} is one text, and this model says whether a second text follows a first: give a pair of texts "
+                "as a tuple, (first, second)"
+            )
         special = self._special(ids) if special is None else special
         if self._is_too_long(len(ids)):
             keep = self._kept(ids, special) if self.truncate else None
@@ -323,6 +331,12 @@ class Reader:
             f"{where} has {length} tokens, and the model has positions for {self.max_positions}: pass truncate=True to "
             "cut it, split the text, or use a model with more positions"
         )
+
+
+def _is_one_text(inputs: Mapping[str, Tensor], texts: tuple[str, ...]) -> bool:
+    """Whether it is known that this is no pair: of token ids only what tells texts apart says so, if that is given."""
+    types = inputs.get("token_type_ids")
+    return len(texts) == 1 if texts else types is not None and bool((types == types[0]).all())
 
 
 def _unless_in(token_id: Any, others: Iterable[Any]) -> int | None:

@@ -14,8 +14,9 @@ from torch import Tensor
 from ..errors import InputError, OptionError, shown
 from ..result.blocks import ENCODER_SOURCES
 from ..result.failure import Failure, attempt
+from ..result.kinds import FOCUS
 from ..result.tokens import readable_tokens
-from ..result.words import NO_PLACES, TokenGroup, group_by_number, group_by_word, joint_span
+from ..result.words import NO_PLACES, Span, TokenGroup, group_by_number, group_by_word, joint_span, stretches
 from .encoded import Encoded
 
 UNITS = ("token", "word", "sentence", "patch", "frame")
@@ -55,9 +56,11 @@ class Sources:
 
 
 def check_unit(sources: Any) -> None:
-    """Raise an OptionError for a unit that does not exist."""
-    if isinstance(sources, str) and sources not in UNITS:
-        raise OptionError(f"sources={sources!r}: use one of {', '.join(map(repr, UNITS))}, or a group id per token")
+    """Raise an OptionError for a unit that does not exist; ``"focus"`` (:mod:`.focus`) is one that not every call
+    has."""
+    if isinstance(sources, str) and sources not in (*UNITS, FOCUS):
+        units = ", ".join(map(repr, (*UNITS, FOCUS)))
+        raise OptionError(f"sources={sources!r}: use one of {units}, or a group id per token")
 
 
 def resolve_sources(sources: Any, encoded: Encoded) -> Sources | None:
@@ -89,8 +92,8 @@ def resolve_sources(sources: Any, encoded: Encoded) -> Sources | None:
             raise InputError(f"sources={sources!r} cannot be made: {NO_PLACES}; give group ids instead")
         groups = word_groups(encoded)
         if sources == "sentence":
-            groups = _by_sentence(groups, encoded)
-        return Sources("word" if sources == "word" else "sentence", tuple(groups), _names(groups, encoded))
+            groups = by_sentence(groups, encoded)
+        return Sources("word" if sources == "word" else "sentence", tuple(groups), names_of(groups, encoded))
     return _from_ids(sources, encoded)
 
 
@@ -193,10 +196,11 @@ def _from_ids(ids: Any, encoded: Encoded) -> Sources:
     for position, value in enumerate(map(int, values)):
         members.setdefault(value, []).append(position)
     groups = [TokenGroup(tuple(m), joint_span(m, encoded.spans)) for m in members.values()]
-    return Sources("group", tuple(groups), _names(groups, encoded))
+    return Sources("group", tuple(groups), names_of(groups, encoded))
 
 
-def _by_sentence(words: list[TokenGroup], encoded: Encoded) -> list[TokenGroup]:
+def by_sentence(words: Sequence[TokenGroup], encoded: Encoded) -> list[TokenGroup]:
+    """The tokens of each sentence, of whole words; special ones, and words without a place in the text, alone."""
     ends = [[match.end() for match in _SENTENCE_END.finditer(text)] for text in encoded.texts]
     members: dict[tuple[int, int], list[int]] = {}
     for word in words:
@@ -209,12 +213,19 @@ def _by_sentence(words: list[TokenGroup], encoded: Encoded) -> list[TokenGroup]:
     return [TokenGroup(tuple(sorted(m)), joint_span(m, encoded.spans)) for m in members.values()]
 
 
-def _names(groups: Sequence[TokenGroup], encoded: Encoded) -> tuple[str, ...]:
+def places_of(group: TokenGroup, encoded: Encoded) -> tuple[Span, ...]:
+    """The stretches of text that a group of tokens is."""
+    return (group.span,) if group.span is not None else stretches(group.positions, encoded.spans)
+
+
+def names_of(groups: Sequence[TokenGroup], encoded: Encoded) -> tuple[str, ...]:
+    """How each group is shown: by its text, of which an ellipsis stands for what is in between, or by its tokens."""
     names = []
     readable = readable_tokens(encoded.tokens, encoded.special)
     for group in groups:
-        if group.span is not None:
-            names.append(encoded.texts[group.span[0]][group.span[1] : group.span[2]])
+        places = places_of(group, encoded)
+        if group.span is not None or len(places) > 1:
+            names.append(" \N{HORIZONTAL ELLIPSIS} ".join(encoded.texts[n][start:end] for n, start, end in places))
         else:
             names.append(" ".join(readable[p].strip() or readable[p] for p in group.positions))
     return tuple(names)

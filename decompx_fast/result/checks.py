@@ -31,6 +31,9 @@ def settle(explanation: Explanation) -> None:
             raise InputError(f"{name} must be a tuple with one entry for each item, got the string {value!r}.")
         object.__setattr__(explanation, name, tuple(value))
     object.__setattr__(explanation, "spans", tuple(None if span is None else tuple(span) for span in explanation.spans))
+    if explanation.stretches is not None:
+        own = tuple(tuple(tuple(span) for span in of_one) for of_one in explanation.stretches)
+        object.__setattr__(explanation, "stretches", own)
     if explanation.token_ids is not None:
         object.__setattr__(explanation, "token_ids", tuple(int(token_id) for token_id in explanation.token_ids))
     if explanation.bias_sites is not None:
@@ -51,6 +54,8 @@ def settle(explanation: Explanation) -> None:
     own_tensors(explanation)
     check_lengths(explanation)
     check_spans(explanation.spans, explanation.texts)
+    for position, spans in enumerate(explanation.stretches or ()):
+        check_spans(spans, explanation.texts, f"stretches[{position}]")
     check_picture(explanation.picture, len(explanation.tokens))
 
 
@@ -132,6 +137,8 @@ def check_lengths(explanation: Explanation) -> None:
         expected["token_ids"] = sources
     if explanation.word_ids is not None:
         expected["word_ids"] = sources
+    if explanation.stretches is not None:
+        expected["stretches"] = sources
     for name, length in expected.items():
         found = len(getattr(explanation, name))
         if found != length:
@@ -152,13 +159,12 @@ def check_picture(picture: Picture | None, sources: int) -> None:
             raise InputError(f"picture.groups must be sources from 0 to {sources - 1}, got {low} to {high}.")
 
 
-def check_spans(spans: Sequence[Span | None], texts: Sequence[str]) -> None:
-    """Raise an InputError for a span that is not within its text."""
+def check_spans(spans: Sequence[Span | None], texts: Sequence[str], name: str = "spans") -> None:
+    """Raise an InputError for a span that is not within its text; ``name`` is what messages call the spans."""
     for position, span in enumerate(spans):
         if span is None:
             continue
         if len(span) != 3 or not 0 <= span[0] < len(texts) or not 0 <= span[1] <= span[2] <= len(texts[span[0]]):
             lengths = ", ".join(str(len(text)) for text in texts) or "no text"
-            raise InputError(
-                f"spans[{position}] must be (segment, start, end) within the texts (characters: {lengths}), got {span}."
-            )
+            within = f"within the texts (characters: {lengths})"
+            raise InputError(f"{name}[{position}] must be (segment, start, end) {within}, got {span}.")

@@ -80,6 +80,7 @@ def difference(
         metadata=_shared(a.metadata, b.metadata) | {DIFFERENCE: [_about(a, names[0]), _about(b, names[1])]},
         task=a.task if a.task == b.task else DIFFERENCE,
         picture=a.picture,
+        stretches=a.stretches if sources.are_own else None,
     )
 
 
@@ -146,8 +147,8 @@ def _matched(a: Explanation, b: Explanation) -> _Sources:
         raise InputError(
             f"a and b explain different texts ({_short(a.texts)} and {_short(b.texts)}): a difference is of one text."
         )
-    same = a.spans == b.spans and a.special == b.special and a.source_unit == b.source_unit
-    if same and (any(a.spans) or a.tokens == b.tokens) and len(a) == len(b):
+    alike = (getattr(a, name) == getattr(b, name) for name in ("spans", "special", "source_unit", "stretches"))
+    if all(alike) and (any(a.spans) or a.tokens == b.tokens) and len(a) == len(b):
         if (a.picture is None) != (b.picture is None) or (
             a.picture is not None
             and b.picture is not None
@@ -156,6 +157,11 @@ def _matched(a: Explanation, b: Explanation) -> _Sources:
             raise InputError("a and b see pictures in different patches: explain both by models of one grid.")
         own = torch.arange(len(a))
         return _Sources(a.tokens, a.spans, a.special, a.source_unit, own, own, True)
+    if a.stretches is not None or b.stretches is not None:
+        raise InputError(
+            "the sources of a and b are not the same, and some are in several stretches of the text, which cannot be "
+            "matched: explain both with the same groups of tokens (sources=), or by tokens, words or sentences."
+        )
     unplaced = [name for name, one in (("a", a), ("b", b)) if not one.texts or not any(one.spans)]
     if unplaced or a.picture is not None or b.picture is not None:
         raise InputError(

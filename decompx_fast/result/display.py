@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from .blocks import block_of, encoder_sources
+from .kinds import FOCUS
 from .tokens import readable_tokens, visible_whitespace
 
 if TYPE_CHECKING:
@@ -73,16 +74,16 @@ def layout_text(explanation: Sourced) -> list[list[Piece]]:
     Sources that share characters (the bytes of one emoji) share a piece. What has no place in a text stands
     as a marker where it is in the order of sources.
     """
-    labels = source_labels(explanation)
-    spans, texts = explanation.spans, explanation.texts
-    last = {span[0]: position for position, span in enumerate(spans) if span is not None}
+    labels, texts = source_labels(explanation), explanation.texts
+    places = _in_order(explanation)
+    last = {span[0]: n for n, (_, span) in enumerate(places) if span is not None}
     rows: dict[int, list[Piece]] = {}
     cursors = [0] * len(texts)
     open_pieces: dict[int, Piece] = {}  # the last piece of each text that may take more sources
     current, decoder = 0, encoder_sources(explanation)
-    for position, span in enumerate(spans):
+    for n, (position, span) in enumerate(places):
         if position == decoder:  # what it starts with has no place in a text
-            current = min((place[0] for place in spans[position:] if place is not None), default=len(texts))
+            current = min((place[0] for _, place in places[n:] if place is not None), default=len(texts))
         if span is None:
             rows.setdefault(current, []).append(Piece(labels[position], (position,), is_marker=True))
             continue
@@ -92,7 +93,8 @@ def layout_text(explanation: Sourced) -> list[list[Piece]]:
             start -= 1  # a token for the space before it, whose tokenizer leaves spaces out of spans
         if start < cursor and current in open_pieces:
             piece = open_pieces[current]
-            piece.positions += (position,)
+            if position not in piece.positions:
+                piece.positions += (position,)
             piece.text += text[cursor:end]
         else:
             if cursor < start:
@@ -103,7 +105,7 @@ def layout_text(explanation: Sourced) -> list[list[Piece]]:
                 open_pieces[current] = Piece(text[start:end], (position,))
                 row.append(open_pieces[current])
         cursors[current] = max(cursor, end)
-        if position == last[current]:
+        if n == last[current]:
             rest = text[cursors[current] :]
             row.extend([Piece(rest)] if rest else [])
     for index, text in enumerate(texts):
@@ -112,14 +114,30 @@ def layout_text(explanation: Sourced) -> list[list[Piece]]:
     return list(rows.values())
 
 
+def _in_order(explanation: Sourced) -> list[tuple[int, Span | None]]:
+    """The stretches of text that the sources are, each with its source, in the order of the text; a source without any
+    where it is in the order of sources."""
+    stretches: tuple[tuple[Span, ...], ...] | None = getattr(explanation, "stretches", None)
+    if stretches is None:
+        return [*enumerate(explanation.spans)]
+    places: list[tuple[tuple[float, ...], bool, int, Span | None]] = []
+    following: tuple[float, ...] = (math.inf,)
+    for k in reversed(range(len(stretches))):
+        following = stretches[k][0] if stretches[k] else following
+        places += [(span, True, k, span) for span in stretches[k]] or [(following, False, k, None)]
+    return [(k, span) for _, _, k, span in sorted(places, key=lambda place: place[:3])]
+
+
 def source_labels(explanation: Sourced) -> list[str]:
     """A readable name of each source, on one line: its characters, or its token without markers."""
     shared = Counter(span for span in explanation.spans if span is not None)
     seen: Counter[Span] = Counter()
     labels = []
     readable = readable_tokens(explanation.tokens, explanation.special)
+    stretches = getattr(explanation, "stretches", None)
     for position, span in enumerate(explanation.spans):
-        if explanation.special[position] or span is None or span[1] == span[2]:
+        in_several = span is None and bool(stretches and stretches[position])  # named by its text
+        if explanation.special[position] or not in_several and (span is None or span[1] == span[2]):
             label = readable[position]
         else:
             label = explanation.source_text(position)
@@ -161,6 +179,11 @@ def escaped(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(f"\\u{ord(char):04x}" if char in _STEERING else char for char in text)
+
+
+def shown_in(encoding: str, text: str) -> str:
+    """The text as a terminal of an encoding shows it: what steers it, cannot be seen or encoded is an escape."""
+    return escaped(printable(text)).encode(encoding, "backslashreplace").decode(encoding)
 
 
 def score_format(values: Iterable[float]) -> Callable[[float], str]:
@@ -215,6 +238,16 @@ def sinks_named(explanation: Explanation) -> str:
     """The same in words."""
     is_language_model = explanation.task == "text-generation"
     return f"the first {explanation.source_unit} and special tokens" if is_language_model else "special tokens"
+
+
+def focus_note(explanation: Explanation, column: int) -> str:
+    """How many tokens stayed sources of their own, and how much of a target they hold; empty without a focus."""
+    focus = explanation.metadata.get(FOCUS)
+    if focus is None:
+        return ""
+    kept = f"{len(focus['kept'])} tokens by themselves"
+    share = focus.get("share", {}).get(explanation.targets[column])
+    return kept if share is None else f"{kept}, {percent(share)} of all |scores| without biases; the others in groups"
 
 
 def outcomes(explanation: Explanation) -> list[Outcome]:

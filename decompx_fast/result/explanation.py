@@ -33,7 +33,7 @@ class Explanation:
     Args:
         tokens: the ``k`` sources as the tokenizer writes them, special ones included, padding not.
         token_ids: their ids, if known.
-        spans: for each source ``(segment, start, end)``, a part of ``texts[segment]``; None where unknown.
+        spans: for each source ``(segment, start, end)`` in ``texts[segment]``; None where unknown, or in ``stretches``.
         texts: none if only ids were given, one for a text, two for a pair; what a decoder reads is after what its
             encoder does, and ``metadata["encoder_sources"]`` says how many of the sources are the encoder's.
         special: for each source, whether the tokenizer added it.
@@ -56,8 +56,7 @@ class Explanation:
         bias_sites: what the biases of each place add, where the engine tells; see :meth:`sites`.
         component_shares: what each component carries, where the engine tells; see :meth:`components`.
         metadata: more about it, for example the name of the model; plain JSON values.
-        score_error: the largest error of any score, in logit units, as measured against float64; None where that was
-            not asked for (``check="thorough"``).
+        score_error: the largest error of any score, in logit units, measured in float64 (``check="thorough"``) or None.
         task: what the model was asked, as transformers calls it: ``text-classification``, ``token-classification``,
             ``question-answering``, ``fill-mask``, ...
         entities: the words that token classification labelled, grouped.
@@ -67,6 +66,7 @@ class Explanation:
         picture: what a classifier of pictures saw, and which source each patch belongs to; None for texts.
         baseline_logits: ``[c]``, of scores along paths (``steps=``), the model's value where these end, with none of
             the tokens left: what the scores add up to is the difference.
+        stretches: for each source, all spans of its tokens, in order; None where each source is in one stretch.
 
     Raises:
         InputError: if shapes, lengths, dtypes or spans do not fit together.
@@ -102,6 +102,7 @@ class Explanation:
     word_ids: tuple[int | None, ...] | None = None
     picture: Picture | None = None
     baseline_logits: torch.Tensor | None = None
+    stretches: tuple[tuple[Span, ...], ...] | None = None
 
     def __post_init__(self) -> None:
         settle(self)
@@ -330,22 +331,19 @@ class Explanation:
         return load_explanation(path)
 
     def show(
-        self,
-        target: Target = None,
-        *,
-        console: Console | None = None,
-        width: int | None = None,
+        self, target: Target = None, *, other: Target = None, console: Console | None = None, width: int | None = None
     ) -> None:
-        """Print the text and the scores to the terminal.
+        """Print the text and the scores to the terminal; ``show_layers`` prints the layers.
 
         Args:
             target: as for :meth:`column`.
+            other: a second target, whose scores are taken from the first one's, with both beside the difference.
             console: where to print; standard output if None.
             width: in columns; the terminal's if None.
         """
         from .render import show
 
-        show(self, target, console=console, width=width)
+        show(self, target, other=other, console=console, width=width)
 
     def to_html(self, target: Target = None, *, full: bool = False) -> str:
         """The text and the scores as HTML, without scripts or anything to be loaded.

@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 
 from ..errors import DecompXError, InputError, OutputError
 from ..optional import import_optional
+from .kinds import FOCUS
 from .readings import plain
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ _SEPARATE = ("stages", "bias_sites", "component_shares", "picture")  # fields th
 READINGS = ("entities", "answer", "predictions")
 
 #: Fields that are left out where they are as they are by default.
-UNLESS_SET = (*READINGS, "task", "word_ids", "picture", "baseline_logits")
+UNLESS_SET = (*READINGS, "task", "word_ids", "picture", "baseline_logits", "stretches")
 
 
 def to_dict(explanation: Explanation, *, details: bool = False) -> dict[str, Any]:
@@ -79,27 +80,39 @@ def _dtype_name(value: torch.Tensor) -> str:
 
 
 def to_dataframe(explanation: Explanation) -> pd.DataFrame:
-    """A row for each source: token, text, place, and a column ``score_<target>`` for each target.
+    """A row for each source: token, text, place, with ``sources="focus"`` whether it is a token that was kept, and a
+    column ``score_<target>`` for each target.
 
     Raises:
         MissingPackageError: if pandas is not installed.
     """
     pandas = import_optional("pandas", "Explanation.to_dataframe()")
     index = pandas.RangeIndex(len(explanation), name="position")
+    focus = explanation.metadata.get(FOCUS)
+    kept = {} if focus is None else {"kept": [k in focus["sources"] for k in range(len(explanation))]}
     places = [span or (None, None, None) for span in explanation.spans]
     about = pandas.DataFrame(
         {
             "token": explanation.tokens,
-            "text": [None if span is None else explanation.source_text(k) for k, span in enumerate(explanation.spans)],
+            "text": [
+                explanation.source_text(k) if has_text else None for k, has_text in enumerate(_with_text(explanation))
+            ],
             "segment": pandas.array([place[0] for place in places], dtype="Int64"),
             "start": pandas.array([place[1] for place in places], dtype="Int64"),
             "end": pandas.array([place[2] for place in places], dtype="Int64"),
             "special": explanation.special,
+            **kept,
         },
         index=index,
     )
     names = [f"score_{target}" for target in explanation.targets]
     return pandas.concat([about, pandas.DataFrame(explanation.scores.numpy(), index=index, columns=names)], axis=1)
+
+
+def _with_text(explanation: Explanation) -> list[bool]:
+    """Which sources are in the text, in one stretch or several."""
+    several = explanation.stretches or ((),) * len(explanation)
+    return [span is not None or bool(own) for span, own in zip(explanation.spans, several, strict=True)]
 
 
 def save_explanation(explanation: Explanation, path: str | os.PathLike[str]) -> None:

@@ -11,6 +11,9 @@ ProblemType = Literal["single_label", "multi_label", "regression", "positions"]
 SourceUnit = Literal["token", "word", "sentence", "group", "patch", "frame"]
 EngineName = Literal["reference", "forward", "adjoint"]
 
+#: Under this name the metadata of an explanation say which tokens stayed sources of their own (``sources="focus"``).
+FOCUS = "focus"
+
 #: A target as users name it: a name, the index of a class, or None for the predicted class.
 Target: TypeAlias = str | SupportsIndex | None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from rich.console import Group
@@ -17,11 +18,10 @@ from .display import (
     FOR_RGB,
     VISIBLE,
     colour_scale,
-    escaped,
     hexadecimal,
     labels_with_blocks,
-    printable,
     score_format,
+    shown_in,
     strength,
 )
 
@@ -45,9 +45,7 @@ def is_matrix(explanation: Explanation) -> bool:
 def matrix_view(explanation: Explanation, *, encoding: str = "utf-8") -> Group:
     """What the terminal shows of sources against the tokens of an output."""
 
-    def plain(text: str) -> str:
-        return escaped(printable(text)).encode(encoding, "backslashreplace").decode(encoding)
-
+    plain = partial(shown_in, encoding)
     unread = UNREAD if UNREAD.encode(encoding, "replace").decode(encoding) == UNREAD else "."
 
     total = account(explanation, 0)

@@ -22,8 +22,10 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
+from ..errors import InputError
 from .account import account, are_norms
 from .blocks import block_of
+from .difference import difference
 from .display import (
     AGAINST_RGB,
     CLASSES_SHOWN,
@@ -31,14 +33,14 @@ from .display import (
     VISIBLE,
     Piece,
     colour_scale,
-    escaped,
+    focus_note,
     hexadecimal,
     labels_with_blocks,
     layout_text,
     outcomes,
     plural,
-    printable,
     score_format,
+    shown_in,
     sinks_named,
     strength,
 )
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
 
 MAX_TABLE_ROWS = 40  # more sources than this: only the largest are listed
 ROWS_OF_LONG_TABLE = 20
+BESIDE_WIDTH = 12  # of the name of a target above its scores
 _STRONG = 0.2  # share of the colour scale from which there is a background, and bold for what is positive
 _GREY = 96
 
@@ -58,6 +61,7 @@ def show(
     explanation: Explanation,
     target: Target = None,
     *,
+    other: Target = None,
     console: Console | None = None,
     width: int | None = None,
 ) -> None:
@@ -66,25 +70,31 @@ def show(
     Args:
         explanation: what to show.
         target: as for ``Explanation.column``.
+        other: as for ``Explanation.show``.
         console: where to print; standard output if None.
         width: in columns; the terminal's if None.
     """
     console = console or Console(width=width)
-    console.print(terminal_view(explanation, target, encoding=console.encoding), width=width)
+    console.print(terminal_view(explanation, target, other=other, encoding=console.encoding), width=width)
 
 
-def terminal_view(explanation: Explanation, target: Target = None, *, encoding: str = "utf-8") -> Group:
+def terminal_view(
+    explanation: Explanation, target: Target = None, *, other: Target = None, encoding: str = "utf-8"
+) -> Group:
     """What :func:`show` prints, to be used in a layout of one's own.
 
     Args:
         explanation: what to show.
         target: as for ``Explanation.column``.
+        other: as for ``Explanation.show``.
         encoding: characters that it lacks are written as escapes.
     """
-    if target is None and is_matrix(explanation):
+    if other is not None:
+        view: _Terminal = _TwoTargets(explanation, target, other, encoding)
+    elif target is None and is_matrix(explanation):
         return matrix_view(explanation, encoding=encoding)
-    column = explanation.column(target)
-    view = _Terminal(explanation, column, encoding)
+    else:
+        view = _Terminal(explanation, explanation.column(target), encoding)
     return Group(view.heading(), Text(), *view.texts(), Text(), view.legend(), Text(), *view.table())
 
 
@@ -122,10 +132,11 @@ class _Terminal:
         self.largest = colour_scale(explanation, [column])
         self.account = account(explanation, column)
         self.number = score_format(self.scores)
+        self.beside: dict[str, list[float]] = {}  # other columns of the table, by their names
 
     def plain(self, text: str) -> str:
         """Only characters that the terminal shows and can encode."""
-        return escaped(printable(text)).encode(self.encoding, "backslashreplace").decode(self.encoding)
+        return shown_in(self.encoding, text)
 
     def heading(self) -> Table:
         explanation, column = self.explanation, self.column
@@ -139,6 +150,9 @@ class _Terminal:
         apart_part = "" if apart is None else f" and {apart}"
         grid.add_row("Sum", f"{plural(explanation.source_unit)} {source_sum}{apart_part}")
         grid.add_row(self.account.status, Text(self.account.extent, style="" if self.account.is_sound else "bold"))
+        focus = focus_note(explanation, column)
+        if focus:
+            grid.add_row("Focus", focus)
         others = [name for index, name in enumerate(explanation.targets) if index != column]
         if others:
             shown = ", ".join(others[:CLASSES_SHOWN]) + (", ..." if len(others) > CLASSES_SHOWN else "")
@@ -146,8 +160,12 @@ class _Terminal:
         return grid
 
     def prediction(self) -> Text:
+        return self.predicted(self.explanation)
+
+    def predicted(self, explanation: Explanation) -> Text:
+        """What the model says in an explanation."""
         text = Text()
-        for index, (name, value, is_predicted) in enumerate(outcomes(self.explanation)):
+        for index, (name, value, is_predicted) in enumerate(outcomes(explanation)):
             if index:
                 text.append(", ")
             text.append(self.plain(name), style="bold" if is_predicted else "dim")
@@ -177,14 +195,9 @@ class _Terminal:
 
     def legend(self) -> Text:
         name = self.plain(self.explanation.targets[self.column])
-        text = Text("green, bold", style=Style(color=hexadecimal(FOR_RGB), bold=True))
         if are_norms(self.explanation):
-            text.append(" the longest", style="not bold default")
-            return text
-        text.append(f" for {name}   ", style="not bold default")
-        text.append("red, underlined", style=Style(color=hexadecimal(AGAINST_RGB), underline=True, bold=False))
-        text.append(f" against {name}", style="not bold default")
-        return text
+            return _legend(" the longest")
+        return _legend(f" for {name}   ", f" against {name}")
 
     def table(self) -> list[Table | Text]:
         labels = labels_with_blocks(self.explanation)
@@ -194,12 +207,15 @@ class _Terminal:
         table = Table(box=None, pad_edge=False, expand=True, header_style="bold")
         table.add_column("#", justify="right", style="dim", no_wrap=True)
         table.add_column(self.explanation.source_unit.capitalize(), ratio=2, no_wrap=True, overflow="ellipsis")
-        table.add_column("Score", justify="right", no_wrap=True)
+        for name in self.beside:
+            table.add_column(Text(self.plain(name)), justify="right", no_wrap=True, max_width=BESIDE_WIDTH)
+        table.add_column("Score" if not self.beside else "Difference", justify="right", no_wrap=True)
         table.add_column("" if are_norms(self.explanation) else _BothSides(), ratio=3, no_wrap=True)
         for k in positions:
             style = "dim" if self.explanation.special[k] else ""
+            beside = [self.number(scores[k]) for scores in self.beside.values()]
             bar = _Bar(self.scores[k], self.largest)
-            table.add_row(str(k), Text(self.plain(labels[k]), style=style), self.number(self.scores[k]), bar)
+            table.add_row(str(k), Text(self.plain(labels[k]), style=style), *beside, self.number(self.scores[k]), bar)
         notes = [
             Text(note, style="dim") for note in (self.left_out_note(positions), self.scale_note(positions)) if note
         ]
@@ -222,6 +238,39 @@ class _Terminal:
             return ""
         full = f"Bars and colours are full at {self.number(self.largest)}"
         return f"{full}, as {sinks_named(self.explanation)} do not set the scale."
+
+
+def _legend(green: str, red: str | None = None) -> Text:
+    """What the colours say."""
+    text = Text("green, bold", style=Style(color=hexadecimal(FOR_RGB), bold=True))
+    text.append(green, style="not bold default")
+    if red is not None:
+        text.append("red, underlined", style=Style(color=hexadecimal(AGAINST_RGB), underline=True, bold=False))
+        text.append(red, style="not bold default")
+    return text
+
+
+class _TwoTargets(_Terminal):
+    """Two targets beside each other: what is shown is the first less the second."""
+
+    def __init__(self, explanation: Explanation, target: Target, other: Target, encoding: str) -> None:
+        columns = explanation.column(target), explanation.column(other)
+        self.of = explanation
+        self.names = [explanation.targets[column] for column in columns]
+        if columns[0] == columns[1]:
+            listed = ", ".join(map(repr, explanation.targets))
+            raise InputError(f"other={other!r} is the target itself: name two of those that were explained, {listed}.")
+        super().__init__(difference(explanation, explanation, target=target, other=other), 0, encoding)
+        scores = [explanation.scores[:, column].tolist() for column in columns]
+        self.beside = dict(zip(self.names, scores, strict=True))
+        self.number = score_format([*self.scores, *scores[0], *scores[1]])
+
+    def prediction(self) -> Text:
+        return self.predicted(self.of)
+
+    def legend(self) -> Text:
+        first, second = map(self.plain, self.names)
+        return _legend(f" more for {first}   ", f" more for {second}")
 
 
 def patch_row(sources: Sequence[int], scores: Sequence[float], largest: float) -> Text:

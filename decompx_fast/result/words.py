@@ -159,6 +159,27 @@ def joint_span(positions: Sequence[int], spans: Sequence[Span | None]) -> Span |
     return found[0][0], min(span[1] for span in found), max(span[2] for span in found)
 
 
+def stretches(positions: Sequence[int], spans: Sequence[Span | None]) -> tuple[Span, ...]:
+    """The stretches of text that tokens are: of those that follow one another in one text a single one.
+
+    Args:
+        positions: of the tokens, in their order; those without a place are in no stretch.
+        spans: one for each token of the input.
+    """
+    found: list[Span] = []
+    before = -2
+    for position in positions:
+        span = spans[position]
+        if span is None:
+            continue
+        if position == before + 1 and span[0] == found[-1][0]:
+            found[-1] = (span[0], min(found[-1][1], span[1]), max(found[-1][2], span[2]))
+        else:
+            found.append(span)
+        before = position
+    return tuple(found)
+
+
 def _touched(row: list[Segment], starts: list[int], span: Span) -> range:
     """The segments that a span overlaps; for a span of no width, the one at its position."""
     _, start, end = span

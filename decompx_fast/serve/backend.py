@@ -6,7 +6,7 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from .. import errors
@@ -15,6 +15,7 @@ from ..processes import Child
 from .messages import Load, Outcome, Wanted, Work
 from .metrics import ModelMetrics
 from .settings import Limits
+from .suspects import ENDS, Suspects, digest_of
 from .waiting import Waiter, WaitingTexts
 from .worker import place_of
 
@@ -26,6 +27,12 @@ LONGEST_PAUSE_S = 30.0
 
 #: So often a thread looks up from what it waits for.
 _TICK_S = 0.1
+
+
+_MARKED = (
+    f"{ENDS} processes have ended while they computed this text and no other: perhaps it takes more memory than there "
+    "is. It is not tried again for now: send a shorter one, or ask who runs the service"
+)
 
 
 class WorkerEnded(Exception):
@@ -64,6 +71,7 @@ class Backend:
         )
         metrics.waiting.set_function(lambda: len(self.queue))
         metrics.workers.set_function(lambda: self.ready_workers)
+        self._suspects = Suspects()
         self._ready: set[int] = set()
         self._was_ready = False
         self._stopping = threading.Event()
@@ -98,8 +106,8 @@ class Backend:
         """
         key = json.dumps(arguments, sort_keys=True)
         deadline = time.monotonic() + self._limits.timeout_s
-        waiters = [Waiter(text, key, arguments, deadline) for text in texts]
-        self.queue.put(waiters)
+        waiters = [self._waiter(text, key, arguments, deadline) for text in texts]
+        self.queue.put([waiter for waiter in waiters if not waiter.future.done()])
         try:
             futures = [asyncio.wrap_future(waiter.future) for waiter in waiters]
             return await asyncio.wait_for(asyncio.gather(*futures), self._limits.timeout_s)
@@ -108,6 +116,14 @@ class Backend:
         finally:
             for waiter in waiters:
                 waiter.future.cancel()
+
+    def _waiter(self, wanted: Wanted, key: str, arguments: Mapping[str, Any], deadline: float) -> Waiter:
+        """A text that waits; answered already if it is marked."""
+        digest = digest_of(key, wanted.text)
+        waiter = Waiter(wanted, key, arguments, deadline, digest, self._suspects.is_suspect(digest))
+        if self._suspects.is_marked(digest):
+            waiter.answer(self._counted(Outcome(error=_MARKED, error_type="WorkerEnded")))
+        return waiter
 
     def _watch(self, number: int) -> None:
         """Keep one process, and give it work, until the service ends."""
@@ -180,7 +196,7 @@ class Backend:
     def _collect(self, child: Child, batch: list[Waiter]) -> bool:
         """Hand out the outcomes of a batch as they come; false if the process has ended, or has to be."""
         missing = dict(enumerate(batch))
-        begun = False
+        begun = ended = False
         abandoned: float | None = None
         try:
             while True:
@@ -189,11 +205,14 @@ class Backend:
                     if kind == "done":
                         return True
                     if kind == "failed":
+                        ended = True
                         return False
                     if kind == "begun":
                         begun = True
                     else:
-                        missing.pop(rest[0]).answer(self._counted(rest[1]))
+                        waiter = missing.pop(rest[0])
+                        self._suspects.answered(waiter.digest)
+                        waiter.answer(self._counted(rest[1]))
                 elif any(not waiter.is_dropped for waiter in missing.values()):
                     abandoned = None
                 else:
@@ -201,13 +220,21 @@ class Backend:
                     if time.monotonic() - abandoned > ABANDONED_S or self._stopping.is_set():
                         return False
         except (EOFError, OSError):
+            ended = True
             return False
         finally:
+            if begun and ended:
+                self._suspect(missing.values())
             if begun:
                 for waiter in missing.values():
                     waiter.fail(WorkerEnded("the process that computed this has ended"))
             else:  # it had ended before: another process takes them
                 self.queue.put_back(batch)
+
+    def _suspect(self, waiters: Iterable[Waiter]) -> None:
+        """Remember whose process has ended."""
+        for digest in self._suspects.ended([waiter.digest for waiter in waiters]):
+            self._log("text_marked", model=self.load.name, digest=digest.hex())
 
     def _counted(self, outcome: Outcome) -> Outcome:
         if outcome.error:

@@ -66,7 +66,10 @@ class Options(BaseModel):
     generate: Annotated[int, Field(ge=1, le=MOST_WRITTEN)] | None = None
     contrast: Literal["mean"] | None = None
     answer: Literal["tokens", "sum", "both"] | None = None
-    sources: Literal["token", "word", "sentence"] | None = None
+    sources: Literal["token", "word", "sentence", "focus"] | None = None
+    focus: Annotated[int, Field(ge=1)] | None = Field(
+        default=None, description="With focus as sources, so many tokens by themselves."
+    )
     truncate: bool | None = Field(default=None, description="Cut a text that is too long for the model.")
     engine: Literal["auto", "forward", "adjoint"] | None = None
     dtype: Literal["float64", "float32", "bfloat16", "float16"] | None = None

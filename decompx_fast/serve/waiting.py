@@ -39,6 +39,8 @@ class Waiter:
         key: of the call: texts of the same one can be computed together.
         arguments: the call.
         deadline: by ``time.monotonic()``; nobody waits for it after that.
+        digest: what :mod:`.suspects` knows it by.
+        is_suspect: whether it is to be computed alone.
         future: of the outcome; cancelled where nobody waits any more.
     """
 
@@ -46,6 +48,8 @@ class Waiter:
     key: str
     arguments: Mapping[str, Any]
     deadline: float
+    digest: bytes = b""
+    is_suspect: bool = False
     future: Future[Outcome] = field(default_factory=Future)
 
     @property
@@ -124,7 +128,8 @@ class WaitingTexts:
         first = self._waiters[0]
         size = first.wanted.size
         near = max(_NEAR * size, _NEAR_CHARACTERS)
-        alike = [one for one in self._waiters[1:] if one.key == first.key and abs(one.wanted.size - size) <= near]
+        others = [] if first.is_suspect else [one for one in self._waiters[1:] if not one.is_suspect]
+        alike = [one for one in others if one.key == first.key and abs(one.wanted.size - size) <= near]
         alike.sort(key=lambda one: abs(one.wanted.size - first.wanted.size))
         batch = [first]
         for one in alike[: min(self._batch, -(-len(self._waiters) // self._takers)) - 1]:

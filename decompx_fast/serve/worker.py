@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
 from ..errors import DecompXError, InputError, OptionError
-from ..processes import begin_as_child
+from ..processes import begin_as_child, is_short_of_memory
 from .messages import Load, Outcome, Wanted, Work
 
 if TYPE_CHECKING:
@@ -55,9 +55,9 @@ def work(connection: Connection, load: Load, number: int) -> None:
         return
     except DecompXError as error:
         connection.send(("failed", type(error).__name__, str(error)))
-    except MemoryError:
-        os._exit(1)  # as if the system had ended it: another takes over
     except Exception as error:
+        if is_short_of_memory(error):
+            os._exit(1)  # as if the system had ended it: another takes over
         connection.send(("failed", "DecompXError", f"unexpected {place_of(error)}"))
 
 
@@ -140,6 +140,8 @@ class Worker:
             for n, one in todo:
                 yield n, Outcome(error=_named(str(error), one), error_type=type(error).__name__)
         except Exception as error:
+            if is_short_of_memory(error):
+                raise
             for n, _ in todo:
                 yield n, Outcome(error=f"unexpected {place_of(error)}", error_type="InternalError")
 

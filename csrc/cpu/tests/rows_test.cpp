@@ -113,8 +113,7 @@ void test(const Kernels& kernels, int64_t k, int64_t d, Dtype dtype) {
     std::vector<float> scratch(2 * k);
     const Vectors residual = rest.at(n);
     kernels.bias_split(split.at(n), &residual, bias.data(), Rule::absdot, false, scratch.data());
-    kernels.layernorm(
-        normed.at(n), 1.5f, weight.data(), bias.data(), true, Rule::absdot, nullptr, scratch.data());
+    kernels.layernorm(normed.at(n), 1.5f, weight.data(), bias.data(), true, Rule::absdot, scratch.data());
     kernels.add_norm(
         joined.at(n),
         before.at(n),

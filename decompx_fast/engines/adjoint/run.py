@@ -63,7 +63,6 @@ def attribute(
     *,
     terms: Terms | None = None,
     sites: bool = True,
-    checkpoint_every: int | None = None,
 ) -> Attribution:
     """Scores by one pull-back of each direction: ``score[k] = x[k] . dy/dx[k]``, and shares of ``g . b``.
 
@@ -76,9 +75,6 @@ def attribute(
         sites: whether to tell what the biases of each place add, and what each component carries. With the rules
             ``none`` and ``bias_token`` the scores and the sites sum to ``y``; with the others the sites are part of
             the scores already.
-        checkpoint_every: keep only the input of every so manieth layer, and compute everything else a second time:
-            less memory, for one or two more forward passes. ``None``: keep the inputs of all sublayers. What a
-            linearisation recorded is let go, but it was held until then: for the least memory, record nothing.
 
     Returns:
         ``scores`` ``[b, k, m]``, ``bias_token`` ``[b, m]``, ``gap`` ``[b]``, and ``sites`` in forward order,
@@ -91,9 +87,9 @@ def attribute(
 
     Source: DecompX (ACL 2023), section 3, where its biases are shared by known numbers.
     """
-    _check_options(config, checkpoint_every)
+    _check_options(config)
     x = linearization.embedding
-    tape = Tape(linearization, config, checkpoint_every, terms)
+    tape = Tape(linearization, config, terms)
     wanted = Wanted.of(tape.head, terms, config.bias_token_split, x)
     b, n, d = x.shape
     parts = list(blocks(wanted.count, directions_at_once(b, n, d, x.element_size(), linearization.num_layers)))
@@ -216,7 +212,7 @@ def _tensors(pulled: _Pulled) -> list[Tensor]:
     return [*own, *(share.value for share in shares), *components.values()]
 
 
-def _check_options(config: DecompXConfig, checkpoint_every: int | None) -> None:
+def _check_options(config: DecompXConfig) -> None:
     if config.bias not in LINEAR_BIAS_RULES:
         rules = ", ".join(repr(rule) for rule in LINEAR_BIAS_RULES)
         raise OptionError(
@@ -233,8 +229,6 @@ def _check_options(config: DecompXConfig, checkpoint_every: int | None) -> None:
                 f"{name}={value!r} needs the decomposed vectors, which the adjoint engine does not form: use "
                 f"the reference engine, or {name}={needed!r}"
             )
-    if checkpoint_every is not None and checkpoint_every < 1:
-        raise OptionError(f"checkpoint_every={checkpoint_every!r}: give a whole number from 1, or None")
 
 
 def _pull_head(tape: Tape, g: Tensor, config: DecompXConfig, ledger: Ledger) -> tuple[Tensor, slice]:

@@ -16,17 +16,9 @@ from ..terms import Terms, head_for, layer_weights_of
 class Tape:
     """The forward pass, and what of it is needed on the way back."""
 
-    def __init__(
-        self,
-        linearization: Linearization,
-        config: DecompXConfig,
-        checkpoint_every: int | None,
-        terms: Terms | None = None,
-    ) -> None:
+    def __init__(self, linearization: Linearization, config: DecompXConfig, terms: Terms | None = None) -> None:
         self._linearization = linearization
-        self._every = checkpoint_every or 1
-        self._states: dict[int, Tensor] = {}
-        self._layers: dict[int, LinearizedLayer] = {}
+        self._layers: list[LinearizedLayer] = []
         self._reaches: list[Reach | None] = []
         shelf = Shelf(KEEP_BYTES)
         output = linearization.embedding
@@ -39,11 +31,7 @@ class Tape:
             self._reaches.append(reach)
             for sublayer in layer.sublayers:
                 reach = reach_after(sublayer, reach, config)
-            is_last = layer.index == linearization.num_layers - 1
-            if checkpoint_every is None or is_last:
-                self._layers[layer.index] = shelf.keep(layer, always=is_last)
-            if checkpoint_every is not None and layer.index % checkpoint_every == 0:
-                self._states[layer.index] = layer.input
+            self._layers.append(shelf.keep(layer, always=layer.index == linearization.num_layers - 1))
             output = layer.output
         self.head = head_for(linearization, output, terms)
         self.reach_of_head = reach
@@ -60,23 +48,6 @@ class Tape:
 
     def backwards(self, *, keep: bool) -> Iterator[tuple[LinearizedLayer, Reach | None]]:
         """The layers from the last to the first, each with what its input reaches; ``keep``: to be read once more."""
-        for index in reversed(range(len(self._reaches))):
-            layer = self._layers.get(index) if keep else self._layers.pop(index, None)
-            if layer is None:
-                layer = self._linearization.layer(index, self._state(index))
-            elif not layer.complete:
-                layer = self._linearization.restore(layer)
-            if not keep or index % self._every:
-                self._states.pop(index, None)
-            yield layer, self._reaches[index]
-
-    def _state(self, index: int) -> Tensor:
-        """The input of a layer; from the checkpoint before it, if it was not kept."""
-        encoder, first = self.encoder, index - index % self._every
-        if encoder is not None and first < encoder.layers <= index:  # where the decoder begins, another state does
-            first = encoder.layers
-            self._states[first] = self._linearization.embedding[:, encoder.part(first)]
-        for before in range(first, index):
-            if before + 1 not in self._states:
-                self._states[before + 1] = self._linearization.layer(before, self._states[before]).output
-        return self._states[index]
+        for index in reversed(range(len(self._layers))):
+            layer = self._layers[index] if keep else self._layers.pop()
+            yield layer if layer.complete else self._linearization.restore(layer), self._reaches[index]

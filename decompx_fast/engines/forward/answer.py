@@ -57,7 +57,7 @@ def of_sources(run: Propagation, read: Callable[[Tensor], Tensor]) -> Tensor:
     if not run.storage.in_blocks or run.held is not None:
         return read(run.x)
     most = run.plan.blocks.sources
-    return torch.cat([read(run.x[:, :, some]) for some in run.storage.blocks(run.k, most)], dim=2)
+    return torch.cat([read(run.x[:, :, some]) for some in run.storage.by_sources(most, run.x)], dim=2)
 
 
 def _rule_at_head(run: Propagation, name: str) -> Rule:

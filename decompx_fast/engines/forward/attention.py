@@ -52,7 +52,7 @@ def attend_(
     w_out = op.w_out.to(x.dtype)
     n_gv, n_hv = op.w_value.shape[1], w_out.shape[0]
     patterns = [options.alpha(part.pattern, x.dtype) for part in op.parts]
-    for sources in options.storage.blocks(k, options.n_sources):
+    for sources in options.storage.by_sources(options.n_sources, x, out):
         width = sources.stop - sources.start
         area = b * max(n, n_out) * width
         left, right = options.workspace.take((area * max(d, n_hv),), (area * max(w_out.shape[1], n_gv),))
@@ -151,7 +151,7 @@ def attend_row(
     w_out = op.w_out.to(x.dtype)
     z = x.new_empty(b, 1, k, w_out.shape[1])
     most = options.n_sources if options.storage.in_blocks else max(options.n_sources * n // op.heads, 1)
-    for sources in options.storage.blocks(k, most):
+    for sources in options.storage.by_sources(most, x):
         shares = None if pre_shares is None else pre_shares[:, :, sources]
         for item in range(b):
             values = sum(

@@ -55,7 +55,7 @@ def attend_first(
         parts.append((values, options.alpha(part.pattern, out.dtype)))
     w_out = op.w_out.to(out.dtype)
     compute = _first_of_groups if options.grouped else _first_of_tokens
-    for sources in options.storage.blocks(k, options.n_sources):
+    for sources in options.storage.by_sources(options.n_sources, out):
         own = slice(sources.start, min(sources.stop, n_own))
         if own.start < own.stop:
             compute(out[:, :, own], parts, w_out, slice(own.start + offset, own.stop + offset), options)

@@ -45,13 +45,13 @@ def apply_narrow(run: Any, layer: LinearizedLayer, *, first: bool, positions: Se
         if step.sublayer.has_attention:
             source = run.x if step.sublayer.reads_wide else h
             pending = attend_(source, attention_of(step.sublayer), run.mixing, ride=ride, out=h)
-        for rows in _blocks(run):
+        for rows in _blocks(run, h):
             _finish(run, step, h, rows, rows, pending=pending)
         pending = None
     if not widens:
         run.x = h
         return
-    for rows in _blocks(run):
+    for rows in _blocks(run, run.x, h):
         _widen_(run, steps[-1], run.x, h, rows, rows)
 
 
@@ -105,15 +105,15 @@ def _row_after(run: Any, steps: Sequence[Any], position: int, whole: Tensor | No
     return x
 
 
-def _blocks(run: Any) -> Iterator[slice]:
-    blocks_of_rows: Iterator[slice] = run.storage.blocks(run.x.shape[0] * run.x.shape[1], run.plan.blocks.direct_rows)
+def _blocks(run: Any, *states: Tensor) -> Iterator[slice]:
+    blocks_of_rows: Iterator[slice] = run.storage.by_rows(run.plan.blocks.direct_rows, *states)
     return blocks_of_rows
 
 
 def _narrowed(run: Any, step: Any) -> Tensor:
     """``H <- norm(X W + b)`` of all positions, ``[b, i, k, t]``."""
     h: Tensor = run.storage.empty(run.x, *run.x.shape[:3], step.sublayer.ops[0].weight.shape[1])
-    for rows in _blocks(run):
+    for rows in _blocks(run, run.x, h):
         _narrow_(run, step, run.x, h, rows, rows)
     return h
 

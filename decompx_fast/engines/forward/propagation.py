@@ -16,7 +16,7 @@ from ...bias_rules import DOT_RULES
 from ...config import DecompXConfig
 from ...linearize.layer import Attention, Convolution, Linearization, LinearizedLayer, Norm, Sublayer
 from ...ops.shares import safe_norm
-from ..accuracy import Conditioning, model_dtype_of
+from ..accuracy import Conditioning, largest_vectors, model_dtype_of
 from ..blocks import Workspace, blocks, wide
 from ..dtype_range import check_layer, finite_state
 from ..reach import Reach, equal_shares, reach_after, reach_of_convolution
@@ -94,7 +94,10 @@ class Propagation:
             self._begin(layer.index)
             self._put_embedding()
         check_layer(layer, self.dtype)
-        self.conditioning.note(layer, self.embedding.unsqueeze(2) if layer.starts else self.x)
+        if layer.starts:
+            self.conditioning.note(layer, self.embedding.unsqueeze(2))
+        else:
+            self.conditioning.note(layer, self.x, self._largest_vectors)
         last = layer.index == self.linearization.num_layers - 1
         if last:
             self.head = head_for(self.linearization, layer.output, self.terms)
@@ -112,7 +115,7 @@ class Propagation:
                 self._segment_at_rows(part, (*self.head.positions, *self.positions), first=first, ride=ride)
             else:
                 self._segment(part, first=first, ride=ride, by_operator=by_operator)
-        finite_state(self.x, layer.index)
+        self._check_finite(layer.index)
         if self.sum is not None:
             mean = read_state(self) if last else of_sources(self, lambda x: x.mean(1, True, dtype=wide(self.dtype)))
             self.sum.add(layer.index, mean)
@@ -121,6 +124,21 @@ class Propagation:
             self.stages["rows"] = self.as_stage(self.x[:, rows])
         self._keep("encoder", layer.index, self.x)
         self._keep("aggregated", layer.index, self.x)
+
+    def _largest_vectors(self, x: Tensor) -> Tensor:
+        """:func:`..accuracy.largest_vectors` of a state, block by block."""
+        flat = x.flatten(0, 1)
+        found = flat.new_empty(len(flat), dtype=torch.float32)
+        for rows in self.storage.by_rows(self.plan.blocks.direct_rows, x):
+            found[rows] = largest_vectors(flat[rows])
+        return found.view(len(x), -1).amax(1)
+
+    def _check_finite(self, index: int) -> None:
+        """:func:`..dtype_range.finite_state` of the state, block by block."""
+        if self.dtype is torch.float16:
+            flat = self.x.flatten(0, 1)
+            for rows in self.storage.by_rows(self.plan.blocks.direct_rows, self.x):
+                finite_state(flat[rows], index)
 
     def _step(self, sublayer: Sublayer) -> Step:
         """The sublayer as the next one to be gone through."""
@@ -157,15 +175,14 @@ class Propagation:
             self._put_embedding()
         if not part:
             return
-        positions = self.x.shape[0] * self.x.shape[1]
         most = self.plan.blocks.operator_rows if by_operator else self.plan.blocks.direct_rows
         shares = None
         if at_once:
-            sublayers, blocks_of_rows = [step.sublayer for step in part], self.storage.blocks(positions, most)
+            sublayers, blocks_of_rows = [step.sublayer for step in part], self.storage.by_rows(most, self.x)
             x, sharing = self.x.flatten(0, 1)[None], part[0].after
             whole = None if pending is None else pending.at(slice(None))
             shares = shares_of_layer(x, sublayers, self.config, sharing, whole, blocks_of_rows)
-        for rows in self.storage.blocks(positions, most):
+        for rows in self.storage.by_rows(most, *([self.x] if branch is None else [self.x, branch])):
             known = None if shares is None else [share[:, rows] for share in shares]
             if by_operator and self._finish_by_operator(part, pending, rows, known):
                 continue
@@ -312,7 +329,7 @@ class Propagation:
 
         def join(z: Tensor, bias: Tensor | None) -> None:
             x, z = self.x.flatten(0, 1)[None], z.flatten(0, 1)[None]  # [1, p, k, d]
-            for rows in self.storage.blocks(x.shape[1], self.plan.blocks.direct_rows):
+            for rows in self.storage.by_rows(self.plan.blocks.direct_rows, self.x):
                 norm = at_rows(sublayer, rows).post_norm if self.config.ln1 else None
                 step.after.at(rows).add_norm_(x[:, rows], z[:, rows], bias, norm, after_residual=after_residual)
 
@@ -323,9 +340,9 @@ class Propagation:
 
     def _put_embedding(self) -> None:
         """``X[i,k] = x[i]`` where token ``i`` belongs to source ``k``, else 0."""
-        n = self.x.shape[1]
-        for rows in self.storage.blocks(n, self.plan.blocks.direct_rows if self.storage.in_blocks else n):
-            self.x[:, rows] = 0
+        flat = self.x.flatten(0, 1)
+        for rows in self.storage.by_rows(self.plan.blocks.direct_rows if self.storage.in_blocks else len(flat), self.x):
+            flat[rows] = 0
         self._add_embedding()
 
     def _add_embedding(self) -> None:
@@ -345,7 +362,7 @@ class Propagation:
         if sharing.known is not None:
             return sharing.known.view(b, n, k)
         shares = self.x.new_empty(1, b * n, k, dtype=wide(self.dtype))
-        for rows in self.storage.blocks(b * n, self.plan.blocks.direct_rows):
+        for rows in self.storage.by_rows(self.plan.blocks.direct_rows, self.x):
             (u,) = self.workspace.take((1, rows.stop - rows.start, k, d))
             u.copy_(self.x.flatten(0, 1)[None, rows])
             std = norm.std.reshape(1, -1)[:, rows]

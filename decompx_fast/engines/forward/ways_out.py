@@ -20,14 +20,19 @@ if TYPE_CHECKING:
 MOST_RANKS = 64
 
 
-def ways_out(this: Plan) -> Iterator[str]:
-    """What would fit, the least change first; where this fits, what would need clearly less."""
+def ways_out(this: Plan, *, whole: bool = False) -> Iterator[str]:
+    """What would fit, the least change first; where this fits, what would need clearly less.
+
+    Args:
+        this: the plan.
+        whole: whether sources can be neither grouped nor divided among processes.
+    """
     yield from _smaller(this)
-    if not this.fits:
+    if not this.fits and not whole:
         yield from _groups(this)
     yield from _adjoint(this)
     if not this.fits:
-        yield from _ranks(this)
+        yield from () if whole else _ranks(this)
         yield from _disk(this)
 
 
@@ -105,7 +110,7 @@ def _groups(this: Plan) -> Iterator[str]:
             fits = this.again(n_sources=middle, batch=batch).fits
             low, high = (middle, high) if fits else (low, middle)
         if low > 0 and this.again(n_sources=low, batch=batch).fits:
-            yield f"sources in groups, at most {low} of them (sources='sentence' or 'word', --sources){words}"
+            yield f"sources in groups, at most {low} of them (sources='focus', 'sentence' or 'word', --sources){words}"
             return
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from torch import Tensor
 
-from ..reading.heads import BARE, SPANS, TOKENS, HeadKind, headed, in_turn, module, steps_of
+from ..reading.heads import headed, module, pooled_beside, steps_of, text_heads
 from ..reading.parts import Module, Parts, embedding_limits, model_spec, post_norm, whole
 from ..spec import LayerSpec, ModelSpec
 
@@ -31,16 +33,7 @@ def albert_body(model: Module, encoder: str) -> ModelSpec:
     return model_spec(layers, albert_layer, (), embedding_limits(base.below("embeddings")))
 
 
-def _pooled(path: str) -> HeadKind:
-    """The pooler with its activation, which are no module of their own, and one map."""
-    pooler = ("albert.pooler", "albert.pooler_activation")
-    return in_turn(pooler, (path,), calls=(*pooler, path), read=0)
-
-
-def albert(model: Module) -> ModelSpec:
-    """``AlbertForSequenceClassification``: pooler with its activation, then a classifier."""
-    spec = albert_body(model, "albert")
-    return replace(spec, head=_pooled("classifier").steps(Parts(model, "", spec.width)))
+_pooled = partial(pooled_beside, "albert.pooler", "albert.pooler_activation")
 
 
 def _order(model: Module, rows: Tensor) -> Tensor:
@@ -49,14 +42,11 @@ def _order(model: Module, rows: Tensor) -> Tensor:
     return found
 
 
-_HEADS = {
-    "ForTokenClassification": TOKENS,
-    "ForQuestionAnswering": SPANS,
-    "ForMaskedLM": module("predictions", steps_of(("dense", "activation", "LayerNorm"), ("decoder",))),
-    "ForMultipleChoice": _pooled("classifier"),
-    "ForPreTraining": replace(_pooled("sop_classifier.classifier"), call=_order),
-    "Model": BARE,
+_MASKED = module("predictions", steps_of(("dense", "activation", "LayerNorm"), ("decoder",)))
+_HEADS = text_heads(_MASKED, _pooled("classifier")) | {
+    "ForPreTraining": replace(_pooled("sop_classifier.classifier"), call=_order)
 }
 
-
-FAMILIES = {"AlbertForSequenceClassification": albert, **headed("Albert", albert_body, "albert", _HEADS)}
+FAMILIES: dict[str, Callable[[Module], ModelSpec]] = headed(
+    "Albert", albert_body, "albert", _HEADS, _pooled("classifier").steps
+)

@@ -1,4 +1,4 @@
-"""BEiT and Data2Vec: classifiers of pictures with relative positions of patches."""
+"""BEiT: classifiers of pictures with relative positions of patches."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import partial
 from torch import Tensor, nn
 
 from ..reading.parts import Module, Parts
-from ..reading.pictures import CLASS, nested_attention, picture_model, pictures_of, scaled_layer, vit_layer
+from ..reading.pictures import CLASS, picture_model, pictures_of, vit_layer
 from ..spec import Context, HeadStepSpec, LayerSpec, ModelSpec, PictureLimits
 from ..terms import Pooled
 
@@ -33,21 +33,6 @@ def beit(model: Module) -> ModelSpec:
         return vit_layer(parts, scales=(parts["lambda_1"], parts["lambda_2"]), positions=positions)
 
     return beit_model(model, "beit", "layers", layer)
-
-
-def data2vec(model: Module) -> ModelSpec:
-    """``Data2VecVisionForImageClassification``: BEiT by other names."""
-    shared = getattr(model.data2vec_vision.encoder, "relative_position_bias", None)
-
-    def layer(parts: Parts, picture: PictureLimits) -> LayerSpec:
-        own = getattr(parts["attention.attention"], "relative_position_bias", None)
-        tables = [table for table in (shared, own) if table is not None]
-        attend = nested_attention(parts, partial(beit_positions, tables=tables, patch=picture.patch))
-        feed = parts.network("intermediate.dense", "output.dense", "intermediate.intermediate_act_fn")
-        norms = "layernorm_before", "layernorm_after"
-        return scaled_layer(parts, norms, attend, feed, (parts["lambda_1"], parts["lambda_2"]))
-
-    return beit_model(model, "data2vec_vision", "encoder.layer", layer)
 
 
 def beit_model(model: Module, base: str, layers: str, layer: Callable[..., LayerSpec]) -> ModelSpec:
@@ -75,7 +60,4 @@ def beit_model(model: Module, base: str, layers: str, layer: Callable[..., Layer
     )
 
 
-FAMILIES: dict[str, Callable[[Module], ModelSpec]] = {
-    "BeitForImageClassification": beit,
-    "Data2VecVisionForImageClassification": data2vec,
-}
+FAMILIES: dict[str, Callable[[Module], ModelSpec]] = {"BeitForImageClassification": beit}

@@ -6,11 +6,10 @@ Post-norm layers of one attention and one feed-forward network; they differ in t
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 from ...errors import UnsupportedModelError
-from ..reading.classifiers import classifier, dense_and_out_proj, pooler_and_classifier
-from ..reading.heads import BARE, LM_HEAD, PREDICTIONS, SPANS, TOKENS, HeadKind, headed, pooled
+from ..reading.classifiers import dense_and_out_proj
+from ..reading.heads import LM_HEAD, PREDICTIONS, headed, pooled_classes, pooled_heads
 from ..reading.parts import Module, Parts, embedding_limits, post_norm, stack, whole
 from ..spec import AttentionSpec, FeedForwardSpec, LayerSpec, ModelSpec
 
@@ -47,35 +46,11 @@ def bert_body(model: Module, encoder: str) -> ModelSpec:
     return stack(base, "encoder.layer", bert_layer, limits=embedding_limits(base.below("embeddings")))
 
 
-def common_heads(encoder: str, masked: HeadKind, *, next_sentence: bool = False) -> dict[str, HeadKind]:
-    """The heads that most have."""
-    heads = {
-        "ForTokenClassification": TOKENS,
-        "ForQuestionAnswering": SPANS,
-        "ForMaskedLM": masked,
-        "ForMultipleChoice": pooled(encoder, "classifier"),
-        "Model": BARE,
-    }
-    if next_sentence:
-        follows = pooled(encoder, "cls.seq_relationship")
-        heads |= {"ForNextSentencePrediction": follows, "ForPreTraining": follows}
-    return heads
-
-
-_pooled = partial(classifier, head=pooler_and_classifier, body=bert_body)
-_dense = partial(classifier, head=dense_and_out_proj, body=bert_body)
-
 FAMILIES: dict[str, Callable[[Module], ModelSpec]] = {
-    "BertForSequenceClassification": partial(_pooled, encoder="bert"),
-    "RobertaForSequenceClassification": partial(_dense, encoder="roberta"),
-    "XLMRobertaForSequenceClassification": partial(_dense, encoder="roberta"),
-    "CamembertForSequenceClassification": partial(_dense, encoder="roberta"),
-    "Data2VecTextForSequenceClassification": partial(_dense, encoder="data2vec_text"),
-    "ErnieForSequenceClassification": partial(_pooled, encoder="ernie"),
-    **headed("Bert", bert_body, "bert", common_heads("bert", PREDICTIONS, next_sentence=True)),
-    **headed("Roberta", bert_body, "roberta", common_heads("roberta", LM_HEAD)),
-    **headed("XLMRoberta", bert_body, "roberta", common_heads("roberta", LM_HEAD)),
-    **headed("Camembert", bert_body, "roberta", common_heads("roberta", LM_HEAD)),
-    **headed("Data2VecText", bert_body, "data2vec_text", common_heads("data2vec_text", LM_HEAD)),
-    **headed("Ernie", bert_body, "ernie", common_heads("ernie", PREDICTIONS, next_sentence=True)),
+    **headed("Bert", bert_body, "bert", pooled_heads("bert", PREDICTIONS, follows=True), pooled_classes("bert")),
+    **headed("Ernie", bert_body, "ernie", pooled_heads("ernie", PREDICTIONS, follows=True), pooled_classes("ernie")),
+    **headed("Roberta", bert_body, "roberta", pooled_heads("roberta", LM_HEAD), dense_and_out_proj),
+    **headed("XLMRoberta", bert_body, "roberta", pooled_heads("roberta", LM_HEAD), dense_and_out_proj),
+    **headed("Camembert", bert_body, "roberta", pooled_heads("roberta", LM_HEAD), dense_and_out_proj),
+    **headed("Data2VecText", bert_body, "data2vec_text", pooled_heads("data2vec_text", LM_HEAD), dense_and_out_proj),
 }

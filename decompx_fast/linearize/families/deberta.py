@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
-from functools import partial
 
 from ...errors import UnsupportedModelError
 from ..reading.disentangled import DisentangledPositions, scale_of
-from ..reading.heads import BARE, PREDICTIONS, SPANS, TOKENS, headed
+from ..reading.heads import PREDICTIONS, headed, text_heads
 from ..reading.parts import Module, Parts, embedding_limits, post_norm, stack, whole
-from ..spec import Affine, AttentionSpec, LayerSpec, ModelSpec
+from ..spec import Affine, AttentionSpec, HeadStepSpec, LayerSpec, ModelSpec
 
 
 def deberta_v1_layer(layer: Parts) -> LayerSpec:
@@ -61,16 +59,11 @@ def deberta_v1_body(model: Module, encoder: str) -> ModelSpec:
     return body(model, encoder, deberta_v1_layer, in_float32=True)
 
 
-def classifier(model: Module, body: Callable[[Module, str], ModelSpec]) -> ModelSpec:
-    """Pooler with its activation, then a classifier."""
-    spec = body(model, "deberta")
-    parts = Parts(model, "", spec.width)
-    return replace(spec, head=(parts.step("pooler.dense", model.config.pooler_hidden_act), parts.step("classifier")))
+def pooler_and_classifier(parts: Parts) -> tuple[HeadStepSpec, ...]:
+    """Pooler with its activation, then a classifier: of classes, and of one choice."""
+    return parts.step("pooler.dense", parts["config"].pooler_hidden_act), parts.step("classifier")
 
 
-HEADS = {"ForTokenClassification": TOKENS, "ForQuestionAnswering": SPANS, "ForMaskedLM": PREDICTIONS, "Model": BARE}
-
-FAMILIES: dict[str, Callable[[Module], ModelSpec]] = {
-    "DebertaForSequenceClassification": partial(classifier, body=deberta_v1_body),
-    **headed("Deberta", deberta_v1_body, "deberta", HEADS),
-}
+FAMILIES: dict[str, Callable[[Module], ModelSpec]] = headed(
+    "Deberta", deberta_v1_body, "deberta", text_heads(PREDICTIONS), pooler_and_classifier
+)

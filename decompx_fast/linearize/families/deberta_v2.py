@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 
 from ..reading.disentangled import DisentangledPositions, scale_of
-from ..reading.heads import HeadKind, headed, in_turn
+from ..reading.heads import PREDICTIONS, HeadKind, headed, in_turn, text_heads
 from ..reading.parts import Module, Parts, post_norm, whole
-from ..spec import HeadStepSpec, LayerSpec, ModelSpec, SublayerSpec
-from .deberta import HEADS, body, classifier
+from ..spec import LayerSpec, ModelSpec, SublayerSpec
+from .deberta import body, pooler_and_classifier
 
 
 def deberta_layer(layer: Parts) -> LayerSpec:
@@ -47,13 +46,8 @@ def _with_convolution(spec: ModelSpec, part: Parts) -> ModelSpec:
     return replace(spec, layers=(first, *rest), state_modules=(part.module, *spec.state_modules[1:]))
 
 
-def _choice(parts: Parts) -> tuple[HeadStepSpec, ...]:
-    return parts.step("pooler.dense", parts["config"].pooler_hidden_act), parts.step("classifier")
+_CHOICE = HeadKind(pooler_and_classifier, in_turn(calls=("classifier",), pooler="pooler").call, read=0)
 
-
-_CHOICE = HeadKind(_choice, in_turn(calls=("classifier",), pooler="pooler").call, read=0)
-
-FAMILIES: dict[str, Callable[[Module], ModelSpec]] = {
-    "DebertaV2ForSequenceClassification": partial(classifier, body=deberta_v2_body),
-    **headed("DebertaV2", deberta_v2_body, "deberta", HEADS | {"ForMultipleChoice": _CHOICE}),
-}
+FAMILIES: dict[str, Callable[[Module], ModelSpec]] = headed(
+    "DebertaV2", deberta_v2_body, "deberta", text_heads(PREDICTIONS, _CHOICE), pooler_and_classifier
+)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
 
-from ..reading.heads import BARE, SPANS, TOKENS, headed, in_turn
+from ..reading.heads import headed, in_turn, text_heads
 from ..reading.parts import Module, Parts, embedding_limits, post_norm, stack, whole
 from ..spec import LayerSpec, ModelSpec
 
@@ -27,25 +27,12 @@ def distilbert_body(model: Module, encoder: str) -> ModelSpec:
 DENSE = in_turn(("pre_classifier", "relu"), ("classifier",), calls=("pre_classifier", "relu", "classifier"), read=0)
 
 
-def distilbert(model: Module) -> ModelSpec:
-    """``DistilBertForSequenceClassification``: dense, ReLU, classifier."""
-    spec = distilbert_body(model, "distilbert")
-    return replace(spec, head=DENSE.steps(Parts(model, "", spec.width)))
+_MASKED = in_turn(
+    ("vocab_transform", "activation", "vocab_layer_norm"),
+    ("vocab_projector",),
+    calls=("vocab_transform", "activation", "vocab_layer_norm", "vocab_projector"),
+)
 
-
-_HEADS = {
-    "ForTokenClassification": TOKENS,
-    "ForQuestionAnswering": SPANS,
-    "ForMaskedLM": in_turn(
-        ("vocab_transform", "activation", "vocab_layer_norm"),
-        ("vocab_projector",),
-        calls=("vocab_transform", "activation", "vocab_layer_norm", "vocab_projector"),
-    ),
-    "ForMultipleChoice": DENSE,
-    "Model": BARE,
-}
-
-FAMILIES = {
-    "DistilBertForSequenceClassification": distilbert,
-    **headed("DistilBert", distilbert_body, "distilbert", _HEADS),
-}
+FAMILIES: dict[str, Callable[[Module], ModelSpec]] = headed(
+    "DistilBert", distilbert_body, "distilbert", text_heads(_MASKED, DENSE), DENSE.steps
+)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
-from functools import partial
 
-from ..reading.classifiers import SUMMARY, classifier, dense_and_out_proj, summary_read
-from ..reading.heads import BARE, SPANS, TOKENS, HeadKind, headed, in_turn, steps_of
+from ..reading.classifiers import dense_and_out_proj, summarized
+from ..reading.heads import HeadKind, headed, in_turn, steps_of, text_heads
 from ..reading.parts import Module
 from ..spec import ModelSpec
 from .bert import bert_body
@@ -27,16 +25,8 @@ DISCRIMINATOR = HeadKind(
     lambda model, rows: model.discriminator_predictions(rows).unsqueeze(-1),
 )
 
-_ELECTRA = {
-    "ForTokenClassification": TOKENS,
-    "ForQuestionAnswering": SPANS,
-    "ForMaskedLM": GENERATOR,
-    "ForPreTraining": DISCRIMINATOR,
-    "ForMultipleChoice": replace(SUMMARY, read_of=summary_read),
-    "Model": BARE,
-}
+_ELECTRA = text_heads(GENERATOR, summarized("classifier")) | {"ForPreTraining": DISCRIMINATOR}
 
-FAMILIES: dict[str, Callable[[Module], ModelSpec]] = {
-    "ElectraForSequenceClassification": partial(classifier, encoder="electra", head=dense_and_out_proj, body=bert_body),
-    **headed("Electra", bert_body, "electra", _ELECTRA),
-}
+FAMILIES: dict[str, Callable[[Module], ModelSpec]] = headed(
+    "Electra", bert_body, "electra", _ELECTRA, dense_and_out_proj
+)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 
 from torch import Tensor
 
 from ...errors import UnsupportedModelError
-from ..reading.classifiers import classifier, dense_and_out_proj
+from ..reading.classifiers import dense_and_out_proj
 from ..reading.heads import BARE, TOKENS, headed, module, steps_of
 from ..reading.parts import Module, Parts, embedding_limits, pre_norm, stack, whole
 from ..reading.positions import rotary_positions_in_float32
@@ -60,7 +59,4 @@ def _esm_predictions(parts: Parts) -> tuple[HeadStepSpec, ...]:
 
 _ESM = {"ForTokenClassification": TOKENS, "ForMaskedLM": module("lm_head", _esm_predictions), "Model": BARE}
 
-FAMILIES: dict[str, Callable[[Module], ModelSpec]] = {
-    "EsmForSequenceClassification": partial(classifier, encoder="esm", head=dense_and_out_proj, body=esm_body),
-    **headed("Esm", esm_body, "esm", _ESM),
-}
+FAMILIES: dict[str, Callable[[Module], ModelSpec]] = headed("Esm", esm_body, "esm", _ESM, dense_and_out_proj)

@@ -1,7 +1,8 @@
-"""GPT-J and CodeGen: attention and network side by side after one norm; neighbours are rotated."""
+"""GPT-J: attention and network side by side after one norm; neighbours are rotated."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 from torch import Tensor
@@ -9,7 +10,7 @@ from torch import Tensor
 from ..reading.decoder import heads
 from ..reading.parts import Module, Parts, embedding_limits, plain_attention, stack
 from ..reading.positions import paired_rotary_positions
-from ..spec import AttentionSpec, Context, InputLimits, LayerSpec, ModelSpec, Positions, SublayerSpec
+from ..spec import AttentionSpec, Context, LayerSpec, ModelSpec, Positions, SublayerSpec
 
 
 def gptj_layer(layer: Parts) -> LayerSpec:
@@ -18,47 +19,23 @@ def gptj_layer(layer: Parts) -> LayerSpec:
         [f"attn.{name}_proj" for name in ("q", "k", "v", "out")],
         heads=layer["attn.num_attention_heads"],
         causal=True,
-        positions=_positions(layer["attn"]),
+        positions=positions_of(layer["attn"]),
     )
+    return beside_network(layer, attend)
+
+
+def beside_network(layer: Parts, attend: AttentionSpec) -> LayerSpec:
+    """One norm, then this attention and the network side by side."""
     feed = layer.network("mlp.fc_in", "mlp.fc_out", "mlp.act")
     return (SublayerSpec((attend, feed), pre_norm=layer.norm("ln_1")),)
 
 
-#: How many processors CodeGen was trained with, each of which has its group of a map's outputs; a number in the code of
-#: earlier versions of transformers.
-CODEGEN_GROUPS = 4
-
-
-def codegen_layer(layer: Parts) -> LayerSpec:
-    """The same; the outputs of one map come in four groups, each with its queries, values and keys."""
-    attention = layer["attn"]
-    groups = getattr(attention, "mp_num", CODEGEN_GROUPS)
-    size = attention.head_dim * attention.num_attention_heads // groups
-    packed = layer.affine("attn.qkv_proj")
-    query, value, key = (packed.columns_of(n * size, (n + 1) * size, groups) for n in range(3))
-    attend = AttentionSpec(
-        query,
-        key,
-        value,
-        layer.affine("attn.out_proj"),
-        attention.num_attention_heads,
-        attention.num_attention_heads,
-        attention.head_dim**-0.5,
-        causal=True,
-        positions=_positions(attention),
-    )
-    feed = layer.network("mlp.fc_in", "mlp.fc_out", "mlp.act")
-    return (SublayerSpec((attend, feed), pre_norm=layer.norm("ln_1")),)
-
-
-def gptj(parts: Parts) -> ModelSpec:
-    """GPT-J."""
-    return stack(parts, "h", gptj_layer, norm="ln_f", limits=rotary_limits(parts), in_float32=_in_float32(parts))
-
-
-def codegen(parts: Parts) -> ModelSpec:
-    """CodeGen."""
-    return stack(parts, "h", codegen_layer, norm="ln_f", limits=rotary_limits(parts), in_float32=_in_float32(parts))
+def body(parts: Parts, describe_layer: Callable[[Parts], LayerSpec]) -> ModelSpec:
+    """The layers and the norm after them. Attention weights are computed in float32 whatever the dtype by transformers'
+    plain implementation, and by attentions with a table of their own."""
+    limits = embedding_limits(parts, "wte", None, "wte", most=parts.module.config.max_position_embeddings)
+    in_float32 = plain_attention(parts.module) or any(_has_table(layer.attn) for layer in parts["h"])
+    return stack(parts, "h", describe_layer, norm="ln_f", limits=limits, in_float32=in_float32)
 
 
 def _has_table(attention: Module) -> bool:
@@ -67,12 +44,8 @@ def _has_table(attention: Module) -> bool:
     return hasattr(attention, "embed_positions")
 
 
-def _in_float32(parts: Parts) -> bool:
-    """Whether attention weights are computed in float32 whatever the dtype."""
-    return plain_attention(parts.module) or any(_has_table(layer.attn) for layer in parts["h"])
-
-
-def _positions(attention: Module) -> Positions:
+def positions_of(attention: Module) -> Positions:
+    """By the table that it has, or by what the model hands to it."""
     return partial(_by_table, attention=attention) if _has_table(attention) else paired_rotary_positions
 
 
@@ -82,11 +55,4 @@ def _by_table(query: Tensor, key: Tensor, context: Context, *, attention: Module
     return paired_rotary_positions(query, key, {"position_embeddings": found.chunk(2, dim=-1)})
 
 
-def rotary_limits(parts: Parts) -> InputLimits:
-    return embedding_limits(parts, "wte", None, "wte", most=parts.module.config.max_position_embeddings)
-
-
-FAMILIES = {
-    **heads("GPTJ", gptj, "transformer", spans=True),
-    **heads("CodeGen", codegen, "transformer", classes=False),
-}
+FAMILIES = heads("GPTJ", partial(body, describe_layer=gptj_layer), "transformer", spans=True)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 
 from ..readers import embedding_module
-from ..reading.classifiers import classifier, pooler_and_classifier
-from ..reading.heads import BARE, PREDICTIONS, SPANS, TOKENS, headed
+from ..reading.heads import PREDICTIONS, headed, pooled_classes, text_heads
 from ..reading.parts import Module, Parts, plain_attention
 from ..spec import ModelSpec
 from .bert import bert_body
@@ -24,16 +22,6 @@ def layoutlm_body(model: Module, encoder: str) -> ModelSpec:
     return replace(spec, limits=limits, in_float32=plain_attention(model))
 
 
-_LAYOUTLM = {
-    "ForTokenClassification": TOKENS,
-    "ForQuestionAnswering": SPANS,
-    "ForMaskedLM": PREDICTIONS,
-    "Model": BARE,
-}
-
-FAMILIES: dict[str, Callable[[Module], ModelSpec]] = {
-    "LayoutLMForSequenceClassification": partial(
-        classifier, encoder="layoutlm", head=pooler_and_classifier, body=layoutlm_body
-    ),
-    **headed("LayoutLM", layoutlm_body, "layoutlm", _LAYOUTLM),
-}
+FAMILIES: dict[str, Callable[[Module], ModelSpec]] = headed(
+    "LayoutLM", layoutlm_body, "layoutlm", text_heads(PREDICTIONS), pooled_classes("layoutlm")
+)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-import torch
 from torch import Tensor
 
-from ...errors import InputError
-from ..reading.classifiers import classifier, dense_and_out_proj
+from ..reading.classifiers import dense_and_out_proj
 from ..reading.heads import BARE, LM_HEAD, SPANS, TOKENS, HeadKind, headed, pooled, with_head
+from ..reading.pairs import global_question
 from ..reading.parts import Module, Parts, embedding_limits, post_norm, stack, whole
 from ..spec import Context, HubSpec, LayerSpec, ModelSpec
 from .bert import ATTENTION
@@ -44,36 +43,14 @@ def longformer_body(model: Module, encoder: str) -> ModelSpec:
     return replace(spec, pads=True)
 
 
-def _question(inputs: Mapping[str, Tensor], separator: int, *, choice: bool) -> dict[str, Tensor]:
-    """The tokens that a head makes global, all of the question, or of the choice that stands behind it.
-
-    Raises:
-        InputError: for a text that has not the three separators of a pair, where the model would stop.
-    """
-    if "global_attention_mask" in inputs:
-        return {}
-    is_end = inputs["input_ids"] == separator
-    if bool((is_end.sum(1) != 3).any()):
-        raise InputError(
-            f"this Longformer makes the tokens before the first separator global, and needs a pair of texts with three "
-            f"separators (token {separator}) in all, but the inputs have {is_end.sum(1).tolist()}: give pairs of texts"
-        )
-    end = is_end.int().argmax(1, keepdim=True)
-    position = torch.arange(is_end.shape[1], device=is_end.device)
-    return {"global_attention_mask": (position > end + 1 if choice else position < end).long()}
-
-
 def _asking(model: Module, head: HeadKind, *, choice: bool = False) -> ModelSpec:
     spec = longformer_body(model, "longformer")
-    given = partial(_question, separator=model.config.sep_token_id, choice=choice)
+    given = partial(global_question, separator=model.config.sep_token_id, choice=choice)
     return replace(with_head(spec, Parts(model, "", spec.width), head, "longformer"), given=given)
 
 
+#: In a sequence classifier the first token is global.
 FAMILIES: dict[str, Callable[[Module], ModelSpec]] = {
-    # Its first token is global.
-    "LongformerForSequenceClassification": partial(
-        classifier, encoder="longformer", head=dense_and_out_proj, body=longformer_body
-    ),
     "LongformerForQuestionAnswering": partial(_asking, head=SPANS),
     "LongformerForMultipleChoice": partial(_asking, head=pooled("longformer", "classifier"), choice=True),
     **headed(
@@ -81,5 +58,6 @@ FAMILIES: dict[str, Callable[[Module], ModelSpec]] = {
         longformer_body,
         "longformer",
         {"ForTokenClassification": TOKENS, "ForMaskedLM": LM_HEAD, "Model": BARE},
+        dense_and_out_proj,
     ),
 }

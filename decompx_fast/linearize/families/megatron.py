@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from ..reading.classifiers import classifier, pooler_and_classifier
-from ..reading.heads import BARE, PREDICTIONS, SPANS, TOKENS, headed, pooled
+from ..reading.heads import PREDICTIONS, headed, pooled_classes, pooled_heads
 from ..reading.parts import Module, Parts, embedding_limits, pre_norm, stack, whole
 from ..spec import LayerSpec, ModelSpec
 from .bert import bert_ops
@@ -31,20 +30,6 @@ def pre_norm_body(model: Module, encoder: str, *, norms: tuple[str, str], last: 
 
 megatron_body = partial(pre_norm_body, norms=("attention.ln", "ln"), last="encoder.ln")
 
-
-_MEGATRON = {
-    "ForTokenClassification": TOKENS,
-    "ForQuestionAnswering": SPANS,
-    "ForMaskedLM": PREDICTIONS,
-    "ForMultipleChoice": pooled("bert", "classifier"),
-    "ForNextSentencePrediction": pooled("bert", "cls.seq_relationship"),
-    "ForPreTraining": pooled("bert", "cls.seq_relationship"),
-    "Model": BARE,
-}
-
-FAMILIES: dict[str, Callable[[Module], ModelSpec]] = {
-    "MegatronBertForSequenceClassification": partial(
-        classifier, encoder="bert", head=pooler_and_classifier, body=megatron_body
-    ),
-    **headed("MegatronBert", megatron_body, "bert", _MEGATRON),
-}
+FAMILIES: dict[str, Callable[[Module], ModelSpec]] = headed(
+    "MegatronBert", megatron_body, "bert", pooled_heads("bert", PREDICTIONS, follows=True), pooled_classes("bert")
+)

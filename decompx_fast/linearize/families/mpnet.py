@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
 
 from ..reading.classifiers import dense_and_out_proj
-from ..reading.heads import BARE, LM_HEAD, SPANS, TOKENS, headed, pooled
+from ..reading.heads import LM_HEAD, headed, pooled_heads
 from ..reading.parts import Module, Parts, embedding_limits, post_norm, stack, whole
 from ..reading.positions import added_positions
 from ..spec import LayerSpec, ModelSpec
@@ -28,18 +28,6 @@ def mpnet_body(model: Module, encoder: str) -> ModelSpec:
     return stack(base, "encoder.layer", mpnet_layer, limits=embedding_limits(base.below("embeddings")))
 
 
-def mpnet(model: Module) -> ModelSpec:
-    """``MPNetForSequenceClassification``: dense, tanh, out_proj."""
-    spec = mpnet_body(model, "mpnet")
-    return replace(spec, head=dense_and_out_proj(Parts(model, "", spec.width), "mpnet"))
-
-
-_HEADS = {
-    "ForTokenClassification": TOKENS,
-    "ForQuestionAnswering": SPANS,
-    "ForMaskedLM": LM_HEAD,
-    "ForMultipleChoice": pooled("mpnet", "classifier"),
-    "Model": BARE,
-}
-
-FAMILIES = {"MPNetForSequenceClassification": mpnet, **headed("MPNet", mpnet_body, "mpnet", _HEADS)}
+FAMILIES: dict[str, Callable[[Module], ModelSpec]] = headed(
+    "MPNet", mpnet_body, "mpnet", pooled_heads("mpnet", LM_HEAD), dense_and_out_proj
+)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
-from ..reading.classifiers import classifier, dense_and_out_proj, pooler_and_classifier
-from ..reading.heads import BARE, LM_HEAD, SPANS, TOKENS, headed, module, steps_of
+from ..reading.classifiers import dense_and_out_proj
+from ..reading.heads import BARE, LM_HEAD, SPANS, TOKENS, headed, module, pooled_classes, steps_of
 from ..reading.parts import Module, Parts, embedding_limits, stack, whole
 from ..reading.rotary_attention import attention
 from ..spec import LayerSpec, ModelSpec, SublayerSpec
@@ -40,13 +39,8 @@ _NOMIC = {"ForTokenClassification": TOKENS, "ForMaskedLM": _NOMIC_PREDICTIONS, "
 
 _GTE = {"ForTokenClassification": TOKENS, "ForMaskedLM": LM_HEAD, "Model": BARE}
 
-_nomic = partial(classifier, body=nomic_body)
-
 FAMILIES: dict[str, Callable[[Module], ModelSpec]] = {
-    "GteForSequenceClassification": partial(_nomic, encoder="gte", head=pooler_and_classifier),
-    "JinaEmbeddingsV3ForSequenceClassification": partial(_nomic, encoder="roberta", head=dense_and_out_proj),
-    "NomicBertForSequenceClassification": partial(_nomic, encoder="nomic_bert", head=pooler_and_classifier),
-    **headed("Gte", nomic_body, "gte", _GTE),
-    **headed("JinaEmbeddingsV3", nomic_body, "roberta", _GTE | {"ForQuestionAnswering": SPANS}),
-    **headed("NomicBert", nomic_body, "nomic_bert", _NOMIC),
+    **headed("Gte", nomic_body, "gte", _GTE, pooled_classes("gte")),
+    **headed("JinaEmbeddingsV3", nomic_body, "roberta", _GTE | {"ForQuestionAnswering": SPANS}, dense_and_out_proj),
+    **headed("NomicBert", nomic_body, "nomic_bert", _NOMIC, pooled_classes("nomic_bert")),
 }

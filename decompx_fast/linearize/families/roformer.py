@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 from ...errors import UnsupportedModelError
-from ..reading.classifiers import SUMMARY, summary_read
-from ..reading.heads import BARE, PREDICTIONS, SPANS, TOKENS, headed
+from ..reading.classifiers import dense_and_activation, summarized
+from ..reading.heads import PREDICTIONS, headed, text_heads
 from ..reading.parts import Module, Parts, embedding_limits, post_norm, stack, whole
 from ..reading.positions import interleaved_rotary_positions
 from ..spec import LayerSpec, ModelSpec
@@ -35,24 +34,6 @@ def roformer_body(model: Module, encoder: str) -> ModelSpec:
     return stack(base, "encoder.layer", roformer_layer, limits=limits)
 
 
-def roformer(model: Module) -> ModelSpec:
-    """``RoFormerForSequenceClassification``: dense, activation, out_proj."""
-    spec = roformer_body(model, "roformer")
-    parts = Parts(model, "", spec.width)
-    return replace(
-        spec, head=(parts.step("classifier.dense", model.config.hidden_act), parts.step("classifier.out_proj"))
-    )
-
-
-_ROFORMER = {
-    "ForTokenClassification": TOKENS,
-    "ForQuestionAnswering": SPANS,
-    "ForMaskedLM": PREDICTIONS,
-    "ForMultipleChoice": replace(SUMMARY, read_of=summary_read),
-    "Model": BARE,
-}
-
-FAMILIES: dict[str, Callable[[Module], ModelSpec]] = {
-    "RoFormerForSequenceClassification": roformer,
-    **headed("RoFormer", roformer_body, "roformer", _ROFORMER),
-}
+FAMILIES: dict[str, Callable[[Module], ModelSpec]] = headed(
+    "RoFormer", roformer_body, "roformer", text_heads(PREDICTIONS, summarized("classifier")), dense_and_activation
+)

@@ -13,22 +13,10 @@ from ...errors import UnsupportedModelError
 from ..readers import affine, layer_norm
 from ..reading.parts import Module, activation_name
 from ..spec import HeadStepSpec, ModelSpec
-from . import FAMILIES
+from . import BARE_MODELS
 
 #: What each pooling reads.
 READ: dict[str, int | Literal["mean"]] = {"mean": "mean", "cls": 0, "lasttoken": -1}
-
-#: What describes a model without a head, by the name of its class: a language model's ends otherwise.
-BARE_MODELS: dict[str, Callable[[Module], ModelSpec]] = {
-    name: family
-    for name, family in FAMILIES.items()
-    if name.endswith("Model") and not name.endswith(("LMHeadModel", "DoubleHeadsModel", "MTModel"))
-}
-
-
-def is_bare(model: Module) -> bool:
-    """Whether a model is one of :data:`BARE_MODELS`."""
-    return any(cls.__name__ in BARE_MODELS for cls in type(model).__mro__)
 
 
 def sentence_encoder(model: Module) -> ModelSpec:

@@ -6,12 +6,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from torch import nn
-
 from ...errors import UnsupportedModelError
 from ..reading.parts import Module, Parts, model_spec, post_norm, pre_norm
-from ..reading.sounds import frames_grid, weights_of_layers
-from ..spec import AttentionSpec, ConvolutionSpec, InputLimits, LayerSpec, ModelSpec, SoundLimits, SublayerSpec
+from ..reading.sounds import waveform, weights_of_layers
+from ..spec import AttentionSpec, ConvolutionSpec, InputLimits, LayerSpec, ModelSpec, SublayerSpec
 
 WAV2VEC2_ATTENTION = [f"attention.{name}" for name in ("q_proj", "k_proj", "v_proj", "out_proj")]
 
@@ -29,33 +27,8 @@ def wav2vec2_layer(
     feed = layer.network(
         "feed_forward.intermediate_dense", "feed_forward.output_dense", "feed_forward.intermediate_act_fn"
     )
-    first, second = layer.norm("layer_norm"), layer.norm("final_layer_norm")
-    if norms_first:
-        return pre_norm(attend, feed, first, second)
-    return post_norm(attend, feed, first, second)
-
-
-def positional_convolution(parts: Parts) -> ConvolutionSpec:
-    """``act(conv(e) + b)`` of a convolution that gives as many frames as it takes; what one of an even width gives
-    beyond them is left out by the model.
-
-    Raises:
-        UnsupportedModelError: if it is something else.
-    """
-    module, name = parts["conv"], f"{parts.name}.conv"
-    taps = module.kernel_size[0] if isinstance(module, nn.Conv1d) else 0
-    plain = taps and (module.stride, module.dilation, module.padding_mode) == ((1,), (1,), "zeros")
-    if not plain or module.padding != (taps // 2,) or type(module).forward is not nn.Conv1d.forward:
-        raise UnsupportedModelError(
-            f"the module {name!r} is a {type(module).__name__}, where a one-dimensional convolution was expected that "
-            "keeps the number of frames: this model cannot be explained exactly, so it is refused"
-        )
-    if getattr(parts.module, "batch_norm", None) is not None:
-        raise UnsupportedModelError(
-            f"{parts.name} has a batch norm (conv_pos_batch_norm), which cannot be described yet"
-        )
-    bias = None if module.bias is None else module.bias.detach()
-    return ConvolutionSpec(module.weight.detach(), bias, module.groups, parts.activation("activation"))
+    arranged = pre_norm if norms_first else post_norm
+    return arranged(attend, feed, layer.norm("layer_norm"), layer.norm("final_layer_norm"))
 
 
 def wav2vec2(
@@ -71,7 +44,7 @@ def wav2vec2(
     path, stable = f"{base}.encoder", config.do_stable_layer_norm
     norm = parts.norm(f"{path}.layer_norm")
     spec = model_spec(
-        [parts.below(f"{path}.layers.{n}") for n in range(len(encoder.layers))],
+        parts.each(f"{path}.layers"),
         partial(wav2vec2_layer, norms_first=stable, gated=gated),
         (parts.step("projector"), parts.step("classifier", features=config.classifier_proj_size)),
         InputLimits(None, {}, sound=waveform(config)),
@@ -79,8 +52,7 @@ def wav2vec2(
         # the states whose sum is read are those before it
         final_norm=(encoder.layer_norm, norm) if stable and not config.use_weighted_layer_sum else None,
     )
-    convolution = positional_convolution(parts.below(f"{path}.pos_conv_embed"))
-    first = (SublayerSpec((convolution,), post_norm=None if stable else norm),)
+    first = (SublayerSpec((_placed(parts.below(f"{path}.pos_conv_embed")),), post_norm=None if stable else norm),)
     return replace(
         spec,
         layer_modules=(encoder.pos_conv_embed, *spec.layer_modules),
@@ -90,14 +62,13 @@ def wav2vec2(
     )
 
 
-def waveform(config: Module) -> SoundLimits:
-    """What a model takes whose frames are made of samples."""
-    kernels, strides = tuple(config.conv_kernel), tuple(config.conv_stride)
-    step = 1
-    for stride in strides:
-        step *= stride
-    grid = partial(frames_grid, kernels=kernels, strides=strides)
-    return SoundLimits("input_values", ("time",), (None,), (), (1, step), grid)
+def _placed(part: Parts) -> ConvolutionSpec:
+    """What tells frames where they are. What a convolution of an even width gives beyond them, the model leaves out."""
+    if getattr(part.module, "batch_norm", None) is not None:
+        raise UnsupportedModelError(
+            f"{part.name} has a batch norm (conv_pos_batch_norm), which cannot be described yet"
+        )
+    return part.convolution("conv", part.activation("activation"), even=True)
 
 
 FAMILIES: dict[str, Callable[[Module], ModelSpec]] = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -12,9 +12,20 @@ from torch import Tensor, nn
 
 from ...errors import InputError
 from ..readers import embedding_module
-from ..spec import HeadStepSpec, InputLimits, LayerSpec, ModelSpec, NormSpec, ScaleSpec
+from ..spec import (
+    AttentionSpec,
+    FeedForwardSpec,
+    HeadStepSpec,
+    InputLimits,
+    LayerSpec,
+    ModelSpec,
+    NormSpec,
+    OpSpec,
+    ScaleSpec,
+    SublayerSpec,
+)
 from .heads import HeadKind, Read, in_turn, with_head
-from .parts import Module, Parts, stacked
+from .parts import Module, Parts, model_spec, stacked
 
 
 @dataclass(frozen=True)
@@ -37,6 +48,34 @@ class Stack:
         """As :func:`.parts.stacked` has it."""
         return stacked(self.parts.each(self.layers), self.describe, self.norm)
 
+    def vocabulary(self) -> int:
+        """How many tokens it has embeddings for."""
+        return embedding_module(self.parts["embed_tokens"], f"{self.parts.name}.embed_tokens").num_embeddings
+
+    def alone(self, *, positions: int | None, in_float32: bool = False) -> ModelSpec:
+        """The layers of an encoder that no decoder attends, without a head, with arguments as for :func:`joined`."""
+        limits = InputLimits(positions, {"input_ids": self.vocabulary()})
+        return model_spec(
+            self.parts.each(self.layers), self.describe, (), limits, final_norm=self.norm, in_float32=in_float32
+        )
+
+
+def layer_of(
+    own: AttentionSpec,
+    cross: AttentionSpec | None,
+    feed: FeedForwardSpec,
+    norms: Iterable[NormSpec],
+    *,
+    norms_first: bool,
+) -> LayerSpec:
+    """An attention, in a decoder a cross attention, and a network; each with a norm after the sum, or before."""
+    decodes = () if cross is None else (replace(cross, memory=True),)
+    ops: tuple[OpSpec, ...] = (replace(own, causal=cross is not None), *decodes, feed)
+    return tuple(
+        SublayerSpec((op,), pre_norm=norm) if norms_first else SublayerSpec((op,), post_norm=norm)
+        for op, norm in zip(ops, norms, strict=True)
+    )
+
 
 def joined(encoder: Stack, decoder: Stack, *, positions: int | None, in_float32: bool = False) -> ModelSpec:
     """The layers of both, without a head.
@@ -48,10 +87,7 @@ def joined(encoder: Stack, decoder: Stack, *, positions: int | None, in_float32:
     """
     modules, layers, states = encoder.read()
     more_modules, more_layers, more_states = decoder.read()
-    sizes = {
-        name: embedding_module(stack.parts["embed_tokens"], f"{stack.parts.name}.embed_tokens").num_embeddings
-        for name, stack in (("input_ids", encoder), ("decoder_input_ids", decoder))
-    }
+    sizes = {"input_ids": encoder.vocabulary(), "decoder_input_ids": decoder.vocabulary()}
     return ModelSpec(
         modules + more_modules,
         layers + more_layers,
@@ -144,25 +180,25 @@ CLASSES_AT_END = replace(
 )
 
 
-def next_token(scale: Callable[[Module], float] | None = None, bias: str | None = None) -> HeadKind:
+def next_token(scale: float = 1.0, bias: str | None = None) -> HeadKind:
     """The next token of the output, at each position of the decoder.
 
     Args:
-        scale: of a model, what the states are multiplied by before.
+        scale: what the states are multiplied by before.
         bias: the path of what is added to the outputs, ``[1, C]``.
     """
     return HeadKind(partial(_next_steps, scale=scale, bias=bias), partial(_next, scale=scale, bias=bias))
 
 
-def _next_steps(parts: Parts, *, scale: Callable[[Module], float] | None, bias: str | None) -> tuple[HeadStepSpec, ...]:
-    factor, map_ = 1.0 if scale is None else scale(parts.module), parts.affine("lm_head")
+def _next_steps(parts: Parts, *, scale: float, bias: str | None) -> tuple[HeadStepSpec, ...]:
+    map_ = parts.affine("lm_head")
     if bias is not None:
         added = parts[bias].detach().flatten()
         map_ = replace(map_, bias=added if map_.bias is None else map_.bias + added, module=None)
-    before = () if factor == 1.0 else (HeadStepSpec(norm=ScaleSpec(factor)),)
+    before = () if scale == 1 else (HeadStepSpec(norm=ScaleSpec(scale)),)
     return (*before, HeadStepSpec(map_))
 
 
-def _next(model: Module, rows: Tensor, *, scale: Callable[[Module], float] | None, bias: str | None) -> Tensor:
-    found: Tensor = model.lm_head(rows if scale is None else rows * scale(model))
+def _next(model: Module, rows: Tensor, *, scale: float, bias: str | None) -> Tensor:
+    found: Tensor = model.lm_head(rows if scale == 1 else rows * scale)
     return found if bias is None else found + getattr(model, bias)

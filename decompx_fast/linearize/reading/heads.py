@@ -22,6 +22,13 @@ from .parts import KNOWN_ACTIVATIONS, Module, Parts
 Read = int | Literal["mean", "averaged", "each"] | Callable[[Mapping[str, Tensor]], Tensor]
 
 
+#: Describes the encoder of a model, at a path (``""``: the model itself), without a head.
+Body = Callable[[Module, str], ModelSpec]
+
+#: Reads the steps of a head, from the parts of a model.
+Steps = Callable[[Parts], tuple[HeadStepSpec, ...]]
+
+
 @dataclass(frozen=True)
 class HeadKind:
     """A head, whatever the encoder below it.
@@ -33,7 +40,7 @@ class HeadKind:
         read_of: tells that of a model, where its configuration says so.
     """
 
-    steps: Callable[[Parts], tuple[HeadStepSpec, ...]]
+    steps: Steps
     call: Callable[[Module, Tensor], Tensor]
     read: Read = "each"
     read_of: Callable[[Module], Read] | None = None
@@ -43,7 +50,7 @@ class HeadKind:
 Step = tuple[str] | tuple[str, str | None] | tuple[str, str | None, str | None]
 
 
-def steps_of(*steps: Step) -> Callable[[Parts], tuple[HeadStepSpec, ...]]:
+def steps_of(*steps: Step) -> Steps:
     """What reads these steps from the parts of a model; each map takes what the one before it gives."""
     return partial(_read_steps, steps=steps)
 
@@ -85,20 +92,30 @@ def _called(model: Module, rows: Tensor, calls: tuple[str, ...], pooler: str | N
     return found
 
 
-def linear(path: str, read: Read = "each") -> HeadKind:
-    """One map, such as ``"classifier"``."""
-    return in_turn((path,), calls=(path,), read=read)
+def linear(path: str) -> HeadKind:
+    """One map, such as ``"classifier"``, on each position."""
+    return in_turn((path,), calls=(path,))
 
 
-def module(path: str, steps: Callable[[Parts], tuple[HeadStepSpec, ...]], read: Read = "each") -> HeadKind:
+def module(path: str, steps: Steps) -> HeadKind:
     """A module that takes the rows and gives the outputs, such as ``"lm_head"``; ``steps`` reads what is in it."""
-    return HeadKind(lambda parts: steps(parts.below(path)), partial(_called, calls=(path,)), read)
+    return HeadKind(lambda parts: steps(parts.below(path)), partial(_called, calls=(path,)))
 
 
 def pooled(encoder: str, path: str) -> HeadKind:
     """BERT's pooler at the first position and one map: the score of one choice, or whether a sentence follows."""
     pooler = f"{encoder}.pooler"
     return in_turn((f"{pooler}.dense", f"{pooler}.activation"), (path,), calls=(path,), pooler=pooler, read=0)
+
+
+def pooled_classes(encoder: str) -> Steps:
+    """What reads the steps of a classifier after BERT's pooler."""
+    return pooled(encoder, "classifier").steps
+
+
+def pooled_beside(pooler: str, activation: str, path: str) -> HeadKind:
+    """The same of a model whose pooler and its activation stand side by side, by their paths, and are no module."""
+    return in_turn((pooler, activation), (path,), calls=(pooler, activation, path), read=0)
 
 
 #: No head: the state itself, at the first position, or what the caller says.
@@ -114,25 +131,61 @@ PREDICTIONS = module(
 )
 LM_HEAD = module("lm_head", steps_of(("dense", "gelu", "layer_norm"), ("decoder",)))
 
+#: The classes whose head says whether a sentence follows, alone or beside a masked language model.
+FOLLOWS = ("ForNextSentencePrediction", "ForPreTraining")
+
+
+def text_heads(
+    masked: HeadKind, choice: HeadKind | None = None, follows: HeadKind | None = None
+) -> dict[str, HeadKind]:
+    """The heads that most encoders of texts have, as :func:`headed` takes them.
+
+    Args:
+        masked: the masked language model.
+        choice: the score of one choice, if there is such a head.
+        follows: whether a sentence follows another, if there is such a head.
+    """
+    found = {"ForTokenClassification": TOKENS, "ForQuestionAnswering": SPANS, "ForMaskedLM": masked, "Model": BARE}
+    if choice is not None:
+        found["ForMultipleChoice"] = choice
+    return found if follows is None else found | dict.fromkeys(FOLLOWS, follows)
+
+
+def pooled_heads(encoder: str, masked: HeadKind, *, follows: bool = False) -> dict[str, HeadKind]:
+    """The same where choices, and perhaps whether a sentence ``follows``, are read from the :func:`pooled` state."""
+    return text_heads(
+        masked, pooled(encoder, "classifier"), pooled(encoder, "cls.seq_relationship") if follows else None
+    )
+
 
 def headed(
-    name: str, body: Callable[[Module, str], ModelSpec], encoder: str, heads: Mapping[str, HeadKind]
+    name: str, body: Body, encoder: str, heads: Mapping[str, HeadKind], classes: Steps | None = None
 ) -> dict[str, Callable[[Module], ModelSpec]]:
     """The classes of an architecture by their names.
 
     Args:
         name: what they begin with, such as ``"Bert"``.
-        body: describes the encoder of a model, at a path (``""``: the model itself), without a head.
-        encoder: that path.
+        body: describes the encoder of a model without a head.
+        encoder: where it is in a model with one.
         heads: by what the names end with, such as ``"ForTokenClassification"``; ``"Model"`` is the encoder itself.
+        classes: reads the steps of the sequence classifier, where it is described so.
     """
-    return {
+    found: dict[str, Callable[[Module], ModelSpec]] = {
         f"{name}{suffix}": partial(_headed, body=body, encoder="" if suffix == "Model" else encoder, head=head)
         for suffix, head in heads.items()
     }
+    if classes is not None:
+        found[f"{name}ForSequenceClassification"] = partial(classifier, body=body, encoder=encoder, head=classes)
+    return found
 
 
-def _headed(model: Module, body: Callable[[Module, str], ModelSpec], encoder: str, head: HeadKind) -> ModelSpec:
+def classifier(model: Module, body: Body, encoder: str, head: Steps) -> ModelSpec:
+    """A sequence classifier, which is run as a whole, with arguments as for :func:`headed`."""
+    spec = body(model, encoder)
+    return replace(spec, head=head(Parts(model, "", spec.width)))
+
+
+def _headed(model: Module, body: Body, encoder: str, head: HeadKind) -> ModelSpec:
     spec = body(model, encoder)
     return with_head(spec, Parts(model, "", spec.width), head, encoder or None)
 

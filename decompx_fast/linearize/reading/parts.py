@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Literal
@@ -9,7 +10,16 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from ...errors import UnsupportedModelError
-from ..readers import affine, convolution, embedding_module, layer_norm, own_layer_norm, plain_norm, rms_norm
+from ..readers import (
+    affine,
+    convolution,
+    embedding_module,
+    layer_norm,
+    norm_or_diagonal,
+    own_layer_norm,
+    plain_norm,
+    rms_norm,
+)
 from ..spec import (
     Affine,
     AttentionSpec,
@@ -107,6 +117,10 @@ class Parts:
         """A LayerNorm."""
         return layer_norm(self[path], self._path(path))
 
+    def norm_or_diagonal(self, path: str) -> NormSpec:
+        """A LayerNorm, or what MobileBERT has in its place: ``x * weight + bias``."""
+        return norm_or_diagonal(self[path], self._path(path))
+
     def own_norm(self, path: str) -> NormSpec:
         """A LayerNorm of the project's own class."""
         return own_layer_norm(self[path], self._path(path))
@@ -174,9 +188,9 @@ class Parts:
         own = None if norm is None else self.norm(norm)
         return FeedForwardSpec(first, self.affine(out, first.weight.shape[1]), name, gated, own)
 
-    def convolution(self, path: str, activation: str) -> ConvolutionSpec:
-        """A convolution over the embedding; ``activation`` is a name."""
-        return convolution(self[path], self._path(path), activation)
+    def convolution(self, path: str, activation: str, *, even: bool = False) -> ConvolutionSpec:
+        """A convolution over the embedding; ``activation`` is a name; perhaps of an ``even`` width."""
+        return convolution(self[path], self._path(path), activation, even=even)
 
     def step(
         self, map_: str, activation: str | None = None, norm: str | None = None, *, features: int | None = None
@@ -252,8 +266,6 @@ def stack(
     describe_layer: Callable[[Parts], LayerSpec],
     *,
     limits: InputLimits,
-    head: tuple[HeadStepSpec, ...] = (),
-    read: Read = 0,
     norm: str | None = None,
     read_norm: Callable[[Parts, str], NormSpec] = Parts.norm,
     in_float32: bool = False,
@@ -267,14 +279,13 @@ def stack(
         describe_layer: reads one.
         norm: the path of the final norm, if there is one.
         read_norm: how that is read.
-        limits, head, read, in_float32, in_place: as :class:`..spec.ModelSpec` has them.
+        limits, in_float32, in_place: as :class:`..spec.ModelSpec` has them.
     """
     spec = model_spec(
         parts.each(layers),
         describe_layer,
-        head,
+        (),
         limits,
-        read=read,
         final_norm=None if norm is None else (parts[norm], read_norm(parts, norm)),
         in_float32=in_float32,
     )
@@ -285,6 +296,13 @@ def plain_attention(model: Module) -> bool:
     """Whether a model attends by transformers' plain implementation, whose softmax is in float32 in most architectures,
     whatever the dtype."""
     return getattr(model.config, "_attn_implementation", None) == "eager"
+
+
+def names_in_forward(model: Module) -> tuple[str, ...]:
+    """What transformers' own forward of a class looks at: the code of a version says it, and nothing that it holds."""
+    own: Any = next(cls for cls in type(model).__mro__ if cls.__module__.startswith("transformers."))
+    names: tuple[str, ...] = inspect.unwrap(own.forward).__code__.co_names
+    return names
 
 
 def embedding_limits(

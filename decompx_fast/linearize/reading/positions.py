@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from functools import partial
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..spec import Context
+from .parts import Module
 
 
 def added_positions(name: str) -> Callable[[Tensor, Tensor, Context], tuple[Tensor, Tensor, Tensor | None]]:
@@ -18,6 +20,22 @@ def added_positions(name: str) -> Callable[[Tensor, Tensor, Context], tuple[Tens
 
 def _added_positions(query: Tensor, key: Tensor, context: Context, *, name: str) -> tuple[Tensor, Tensor, Tensor]:
     return query, key, context[name].to(query.dtype)
+
+
+def bucketed_positions(
+    query: Tensor, key: Tensor, _context: Context, *, attention: Module
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Relative positions that an attention of T5 looks up, ``[1, h, i, j]``: by head and bucket of distances."""
+    i, j = (torch.arange(x.shape[2], device=query.device) for x in (query, key))
+    bucket, options = attention._relative_position_bucket, {}
+    if "num_buckets" in inspect.signature(bucket).parameters:  # a static method; UMT5's knows its own
+        options = {
+            "bidirectional": not attention.is_decoder,
+            "num_buckets": attention.relative_attention_num_buckets,
+            "max_distance": attention.relative_attention_max_distance,
+        }
+    numbers = attention.relative_attention_bias.weight.detach().to(query.dtype)
+    return query, key, numbers[bucket(j[None] - i[:, None], **options)].permute(2, 0, 1).unsqueeze(0)
 
 
 def rotary_positions(query: Tensor, key: Tensor, context: Context) -> tuple[Tensor, Tensor, None]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 
 import torch
 from torch import Tensor
 
+from ..spec import SoundLimits
 from .parts import Module
 
 
@@ -35,3 +37,10 @@ def frames_grid(length: int, *, kernels: tuple[int, ...], strides: tuple[int, ..
     for kernel, stride in zip(kernels, strides, strict=True):
         length = (length - kernel) // stride + 1 if length >= kernel else 0
     return 1, length
+
+
+def waveform(config: Module) -> SoundLimits:
+    """What a model takes whose frames are made of samples."""
+    kernels, strides = tuple(config.conv_kernel), tuple(config.conv_stride)
+    grid = partial(frames_grid, kernels=kernels, strides=strides)
+    return SoundLimits("input_values", ("time",), (None,), (), (1, math.prod(strides)), grid)

@@ -61,7 +61,7 @@ class _RowArguments(ctypes.Structure):
     _fields_ = [
         *((name, _State) for name in ("x", "residual")),
         *((name, _Vector) for name in ("scale", "gain", "bias", "intercept")),
-        *((name, ctypes.c_void_p) for name in ("dots", "workspace")),
+        ("workspace", ctypes.c_void_p),
         *((name, ctypes.c_int64) for name in ("n_b", "n_i", "n_k", "n_d")),
         *((name, ctypes.c_int32) for name in ("dtype", "rule", "centre", "share_after")),
         ("device", Device),
@@ -110,12 +110,9 @@ class Kernels:
         *,
         centre: bool,
         rule: str,
-        dots: Tensor | None,
     ) -> None:
-        dots = None if dots is None else dots.float().contiguous()
         row = self._row("layernorm_", x, rule, bias)
         row.scale, row.gain, row.centre = _vector(scale), _vector(weight), centre
-        row.dots = None if dots is None else dots.data_ptr()
         self._run("layernorm", row, x)
 
     def bias_split(

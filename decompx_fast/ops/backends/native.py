@@ -110,13 +110,11 @@ def layernorm(
     *,
     centre: bool,
     rule: str,
-    dots: Tensor | None,
 ) -> None:
     """:func:`decompx_fast.ops.layernorm_` on checked arguments."""
     scale = scale.to(torch.float32).unsqueeze(-1)
-    dots = None if dots is None else dots.contiguous()
     constants = (_constants(weight, x), _constants(bias, x))
-    torch.ops.decompx_fast_native.layernorm_(x, scale, *constants, dots, centre, _rule(rule))
+    torch.ops.decompx_fast_native.layernorm_(x, scale, *constants, centre, _rule(rule))
 
 
 def add_norm(

@@ -63,7 +63,10 @@ def check_task(name: Any) -> str:
     """
     found = ALIASES.get(name, name) if isinstance(name, str) else name
     if found not in get_args(TaskName):
-        raise OptionError(f"task={name!r} is no task: use one of {', '.join(map(repr, get_args(TaskName)))}")
+        way = ""
+        if name in ("similarity", "sentence-similarity", "feature-extraction"):
+            way = "; texts are compared by similarity(a, b), or `decompx-fast similarity A B`, and no task is named"
+        raise OptionError(f"task={name!r} is no task: use one of {', '.join(map(repr, get_args(TaskName)))}{way}")
     return str(found)
 
 

@@ -147,7 +147,10 @@ def context_of(encoded: Encoded) -> list[int]:
     if len(encoded.texts) == 2 and any(encoded.spans):
         known = [n for n, span in enumerate(encoded.spans) if span and span[0] == 1 and not encoded.special[n]]
     elif len(encoded.texts) == 1:
-        raise InputError("a question and its context are a pair of texts: give (question, context) as a tuple")
+        raise InputError(
+            "a question and its context are a pair of texts: give (question, context) as a tuple; on a command line "
+            "the context by --pair, or its column by --pair-column"
+        )
     else:
         known = _second_run(encoded.special)
     if not known and len(encoded.texts) == 2 and any(encoded.spans):

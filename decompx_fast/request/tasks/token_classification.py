@@ -73,8 +73,8 @@ class TokenClassification:
             return None
         return (
             f"no label of this model is {BACKGROUND[0]!r} ({_listed(self.labels)}), so each word is explained, and "
-            "neighbours with one label are an entity: name the label of words that are none by ignore_labels=, or give "
-            "ignore_labels=[]"
+            "neighbours with one label are an entity: name the label of words that are none by ignore_labels= (an "
+            "empty list says that there is none)"
         )
 
     def reads(self, encoded: Encoded, question: Question) -> Sequence[int]:

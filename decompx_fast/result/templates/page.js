@@ -55,7 +55,7 @@
     const words = new Map();
     nodes.forEach((node, n) => {
       const word = node.dataset.w ?? "k" + node.dataset.k;
-      words.set(word, [...(words.get(word) || []), ...own[n]]);
+      words.set(word, [...new Set([...(words.get(word) || []), ...own[n]])]);
     });
     return nodes.map((node) => {
       const at = words.get(node.dataset.w ?? "k" + node.dataset.k);
