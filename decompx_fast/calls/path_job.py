@@ -187,8 +187,7 @@ class PathJob:
         latest: dict[int, Along] = {}
         going = list(range(len(batch)))
         for steps in self.rounds:
-            asked = ([row[n] for n in going] for row in (batch, found, players))
-            now = self._along(steps, *asked)
+            now = self._along(steps, [batch[n] for n in going], [found[n] for n in going], [players[n] for n in going])
             latest |= {n: one.after(latest.get(n)) for n, one in zip(going, now, strict=True)}
             going = [n for n in going if (latest[n].change or 0.0) > TOLERANCE]
             if not going:

@@ -199,7 +199,8 @@ class _Documents(dict[str, str]):
         super().__init__()
         self.folder = folder
         if (folder / "docs.jsonl").exists():
-            self.update((str(row.get("docid")), row.get("document")) for _, row in _from_file(f"{folder}/docs.jsonl"))
+            rows = (row for _, row in _from_file(str(folder / "docs.jsonl")))
+            self.update((str(row.get("docid")), str(row.get("document"))) for row in rows)
 
     def __missing__(self, name: str) -> str:
         return (self.folder / "docs" / name).read_text(encoding="utf-8")

@@ -99,7 +99,9 @@ def read_dataset(
     if corpus or is_snippets:
         if text_column or pair_column or label_column or (label_map and is_snippets):
             raise OptionError(f"{name!r} has no columns to choose from: leave the column options out")
-        return _read_snippets(name, labels, limit) if is_snippets else _read_corpus(*corpus, labels, label_map, limit)
+        if corpus:
+            return _read_corpus(*corpus, labels, label_map, limit)
+        return _read_snippets(name, labels, limit)
     rows = read_rows(name, format_of(name))
     first = next(rows, None)
     if first is None:
@@ -155,7 +157,8 @@ def _marks(row: Row, text: str | tuple[str, str]) -> tuple[Mark, ...] | None:
     value, parts = row.values.get(RATIONALE_COLUMN), (text,) if isinstance(text, str) else text
     try:
         spans = json.loads(value) if isinstance(value, str) and value.strip() else value or ()
-        marks = tuple((0, *map(int, span)) if len(parts) == 1 else tuple(map(int, span)) for span in spans)
+        whole = [(0, *span) if len(parts) == 1 else span for span in spans]
+        marks = tuple((int(segment), int(start), int(end)) for segment, start, end in whole)
         if all(start < end <= len(parts[segment]) and min(segment, start) >= 0 for segment, start, end in marks):
             return marks or None
     except (ValueError, TypeError, IndexError):
