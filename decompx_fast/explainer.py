@@ -237,9 +237,10 @@ class DecompX(ExplainedModel):
                 many versions along a path that the most important tokens leave first, one path for each column (name
                 the ``targets`` that you want), and as many with random sets of tokens
                 (:mod:`decompx_fast.engines.path`). Versions are explained without biases (two passes of the model),
-                unless the rule is linear in the inputs. The scores add up to the model's value less
-                ``baseline_logits``, and special tokens, which are never gone, have 0; ``metadata`` has the standard
-                error.
+                unless the rule is linear in the inputs. ``"auto"``: 3, 6 ... 48 until the scores change by 10 % of
+                their norm or less; ``metadata`` has the number and the last change. The scores add up to the model's
+                value less ``baseline_logits``, and special tokens, which are never gone, have 0; ``metadata`` has the
+                standard error.
             baseline: what becomes of tokens that are gone: ``"mask"`` (if ``None``) or ``"pad"``, that token takes
                 their place; ``"remove"``, the others close up.
             **options: single options of :class:`DecompXConfig`.
@@ -333,7 +334,7 @@ class DecompX(ExplainedModel):
         storage: str = "memory",
         folder: str | None = None,
         ranks: int | None = None,
-        steps: int | None = None,
+        steps: int | Literal["auto"] | None = None,
         baseline: Baseline | None = None,
         **options: Any,
     ) -> Plan | AdjointPlan | FocusPlan | PathPlan:
@@ -357,7 +358,8 @@ class DecompX(ExplainedModel):
                 :func:`decompx_fast.engines.forward.run.attribute`.
             ranks: among how many processes the sources of the forward engine are divided, each on a device or a machine
                 of its own; ``None``: those of the group.
-            steps, baseline: as for :meth:`explain_iter`: the plan is of the text and of all its versions.
+            steps, baseline: as for :meth:`explain_iter`: the plan is of the text and of all its versions
+                (of the most that ``"auto"`` may take).
             **options: single options of :class:`DecompXConfig`.
 
         Returns:

@@ -79,7 +79,7 @@ def test_digest_is_of_texts_and_labels(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("x.txt", "text\n", "must end in .csv, .tsv, .jsonl or .parquet, or be 'snippets'"),
+        ("x.txt", "text\n", "must end in .csv, .tsv, .jsonl or .parquet, or be 'snippets' or one of product-snippets"),
         ("x.csv", "", "holds no rows"),
         ("x.csv", "text,label\n", "holds no rows"),
         ("x.csv", "text,label\nfine,1\nfine\n", "line 3 of .*x.csv has 1 column, and the first line names 2"),

@@ -15,11 +15,13 @@ from decompx_fast import DecompX
 from decompx_fast.errors import InputError, NumericalError, OptionError
 from decompx_fast.evaluation.bootstrap import bootstrap_means, estimate
 from decompx_fast.evaluation.classifier import Classifier, batches_of_equal_length
-from decompx_fast.evaluation.masking import Perturbation, count_of, importance_order, perturbed
+from decompx_fast.evaluation.masking import Design, Perturbation, absent_tokens, count_of, importance_order
 from decompx_fast.evaluation.method import Problem, get_method
-from decompx_fast.evaluation.metrics import BINS, LEVELS, METRICS, Outcomes, get_metric, perturbations
+from decompx_fast.evaluation.metrics import BINS, LEVELS, METRICS, by_deletion, get_metric, perturbations
+from decompx_fast.evaluation.outcomes import Outcomes
 from decompx_fast.evaluation.rationales import FOLDS, PENALTY, fit, folds_of, out_of_fold_correct
 from decompx_fast.request.encoded import Encoded
+from decompx_fast.request.versions import without_tokens
 
 MASK = 99
 
@@ -73,14 +75,16 @@ def test_a_score_that_is_no_number_is_named():
 def test_inputs_by_hand():
     order = [3, 4, 1, 2]  # of the tokens 10 [11 12 13 14] 15; half of them are two
 
-    def ids(action, of):
-        (inputs,) = perturbed(encoded(), order, Perturbation("x", action, of, (50,)), MASK)
+    def ids(deletion, of, action="delete"):
+        what = Perturbation("x", deletion, Design(action, of, (50,)))
+        (absent,) = absent_tokens(encoded(), order, what, generator())
+        inputs = without_tokens(encoded().inputs, absent, MASK if deletion == "mask" else None)
         return inputs["input_ids"].tolist(), inputs["token_type_ids"].tolist()
 
     assert ids("mask", "most") == ([10, 11, 12, MASK, MASK, 15], [0, 0, 0, 1, 1, 1])
     assert ids("mask", "least") == ([10, MASK, MASK, 13, 14, 15], [0, 0, 0, 1, 1, 1])
     assert ids("remove", "most") == ([10, 11, 12, 15], [0, 0, 0, 1])
-    assert ids("keep", "most") == ([10, 13, 14, 15], [0, 1, 1, 1])
+    assert ids("remove", "most", "keep") == ([10, 13, 14, 15], [0, 1, 1, 1])
 
 
 @st.composite
@@ -101,10 +105,9 @@ def test_masks_are_nested_and_leave_special_tokens_alone(text_and_scores, signed
     assert all(values[a] >= values[b] for a, b in zip(order, order[1:], strict=False))
     for of in ("most", "least"):
         before: set[int] = set()
-        for percent, inputs in zip(
-            LEVELS, perturbed(text, order, Perturbation("x", "mask", of, LEVELS), MASK), strict=True
-        ):
-            changed = set(torch.nonzero(inputs["input_ids"] != text.inputs["input_ids"]).flatten().tolist())
+        what = Perturbation("x", "mask", Design("delete", of, LEVELS))
+        for percent, absent in zip(LEVELS, absent_tokens(text, order, what, generator()), strict=True):
+            changed = set(absent.nonzero().flatten().tolist())
             assert len(changed) == count_of(percent, len(order))
             assert before <= changed <= set(order)
             before = changed
@@ -115,13 +118,24 @@ def test_removed_and_kept_are_the_two_halves_of_a_text(text_and_scores):
     text, scores = text_and_scores
     order = importance_order(scores, text.special, signed=True, generator=generator())
     removed, kept = (
-        perturbed(text, order, Perturbation("x", action, "most", BINS), MASK) for action in ("remove", "keep")
+        absent_tokens(text, order, Perturbation("x", "remove", Design(action, "most", BINS)), generator())
+        for action in ("delete", "keep")
     )
-    special = {int(i) for i, flag in zip(text.inputs["input_ids"], text.special, strict=True) if flag}
-    for one, other in zip(removed, kept, strict=True):
-        one_ids, other_ids = set(one["input_ids"].tolist()), set(other["input_ids"].tolist())
-        assert one_ids & other_ids == special
-        assert one_ids | other_ids == set(text.inputs["input_ids"].tolist())
+    special = torch.tensor(text.special)
+    assert torch.equal(removed ^ kept, (~special).expand_as(kept))
+
+
+def test_a_removal_leaves_one_token_of_a_text_without_special_ones():
+    what = Perturbation("x", "remove", Design("delete", "most", (50, 100)))
+    absent = absent_tokens(encoded(4, special=()), [2, 0, 3, 1], what, generator())
+    assert absent.tolist() == [[True, False, True, False], [True, False, True, True]]
+
+
+def test_random_sets_depend_on_no_order():
+    what = Perturbation("x", "mask", Design("delete", "random", (50, 50, 50)))
+    orders = ([1, 2, 3, 4, 5], [5, 1, 4, 2, 3])
+    first, second = (absent_tokens(encoded(9), order, what, generator()) for order in orders)
+    assert torch.equal(first, second) and first.sum(1).tolist() == [3, 3, 3] and not torch.equal(first[0], first[1])
 
 
 # --- the metrics ---------------------------------------------------------------------------------------
@@ -134,12 +148,13 @@ def outcomes() -> Outcomes:
     predicted = np.stack([np.array([1, 1, 1, 1, 0, 0, 0, 0, 0]), np.array([1, 1, 1, 1, 1, 1, 0, 0, 0])])
     return Outcomes(
         labels=np.array([1, 0]),
+        predicted=np.array([1, 0]),
         probability=np.array([0.9, 0.6]),
         perturbed_probability={
             "mask-most": masked,
             "mask-least": np.stack([0.8 * nine, 0.7 * nine]),
-            "remove-most": np.array([[0.9, 0.8, 0.7, 0.6, 0.5], [0.6] * 5]),
-            "keep-most": np.array([[0.4, 0.5, 0.6, 0.7, 0.8], [0.7] * 5]),
+            "remove-bins": np.array([[0.9, 0.8, 0.7, 0.6, 0.5], [0.6] * 5]),
+            "remove-keep": np.array([[0.4, 0.5, 0.6, 0.7, 0.8], [0.7] * 5]),
         },
         perturbed_predicted={
             "mask-most": predicted,
@@ -163,6 +178,13 @@ def test_metric_by_hand(name, expected):
     np.testing.assert_allclose(get_metric(name).levels(outcomes()).mean(1), expected, atol=1e-12)
 
 
+def test_metrics_are_had_by_each_deletion_side_by_side():
+    found = by_deletion([METRICS["aopc"], METRICS["token-f1"]], ["pad", "remove"])
+    assert [one.name for one in found] == ["aopc-pad", "aopc-remove", "token-f1"]
+    assert [one.perturbation for one in found] == ["pad-most", "remove-most", ""]
+    assert [one.deletion for one in perturbations(found, pairs=False)] == ["pad", "remove"]
+
+
 def test_every_metric_says_what_it_is():
     for name, metric in METRICS.items():
         assert metric.name == name
@@ -174,9 +196,9 @@ def test_every_metric_says_what_it_is():
 def test_only_what_the_metrics_read_is_computed():
     assert [one.name for one in perturbations([METRICS["aopc"], METRICS["accuracy"]], pairs=False)] == ["mask-most"]
     (rationale,) = perturbations([METRICS["prediction-performance"]], pairs=False)
-    assert rationale.percents == (20,)
+    assert rationale.design.percents == (20,)
     (rationale,) = perturbations([METRICS["prediction-performance"]], pairs=True)
-    assert rationale.percents == (40,)
+    assert rationale.design.percents == (40,)
 
 
 # --- the classifier on rationales ----------------------------------------------------------------------

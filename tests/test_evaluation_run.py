@@ -55,10 +55,12 @@ def test_occlusion_is_an_oracle_and_shuffled_scores_are_random(whole):
     estimates = {name: result.estimates for name, result in whole.methods.items()}
     random, broken, oracle = estimates["random"], estimates["shuffled"], estimates["occlusion"]
     for name, metric in METRICS.items():
-        if name == "prediction-performance":
+        if name == "prediction-performance" or metric.needs_rationales:
             continue  # the labels are no matter of the text
+        if name == "infidelity":
+            continue  # it reads the scores themselves, and these two have other ones: uniform, and signed
         better = 1 if metric.higher_is_better else -1
-        if not metric.needs_labels:
+        if name in ("aopc", "aopc-least", "comprehensiveness", "sufficiency", "log-odds", "flip-fraction"):
             assert better * (oracle[name].mean - random[name].mean) > 0, name
         # The broken method and random scores are two draws of the same thing: their intervals meet.
         assert broken[name].low < random[name].high and random[name].low < broken[name].high, name
@@ -97,12 +99,13 @@ def test_report_and_curves_are_there_and_can_be_read(whole):
     page = (whole.folder / "report.md").read_text(encoding="utf-8")
     first = page.index("| Method |")
     header, rule, *rows = page[first:].split("\n\n")[0].strip().split("\n")
-    assert header.count("|") == rule.count("|") == len(METRICS) + 2
+    shown = [metric for metric in METRICS.values() if not metric.needs_rationales]
+    assert header.count("|") == rule.count("|") == len(shown) + 2
     assert [row.split("|")[1].strip() for row in rows] == [result.label for result in whole.methods.values()]
     mean = whole.methods["occlusion"].estimates["aopc"].mean
     assert rows[0].split("|")[2].strip().startswith(f"{mean:.3f} [")
     assert "Seed" in page and "Seconds per text" in page and f"{N_TEXTS} texts" in page
-    curves = [name for name in METRICS if name != "prediction-performance"]
+    curves = ["aopc", "accuracy", "aopc-least", "accuracy-least", "comprehensiveness", "sufficiency", "log-odds"]
     for name in curves:
         assert (whole.folder / f"{name}.png").read_bytes().startswith(b"\x89PNG")
         assert ElementTree.parse(whole.folder / f"{name}.svg").getroot().tag.endswith("svg")
@@ -200,7 +203,8 @@ def test_metrics_without_labels_are_those_that_need_none(model, tmp_path):
     data = tmp_path / "texts.jsonl"
     data.write_text('{"text": "a dull film"}\n{"text": "a warm, sharp plot"}\n', encoding="utf-8")
     found = evaluate(data, model, out=tmp_path / "out", methods="random")
-    assert [metric.name for metric in found.metrics] == ["aopc", "aopc-least", "comprehensiveness", "sufficiency"]
+    names = "aopc,aopc-least,comprehensiveness,sufficiency,log-odds,flip-fraction,flip-first,monotonicity,infidelity"
+    assert [metric.name for metric in found.metrics] == names.split(",")
     assert found.accuracy is None
     with pytest.raises(InputError, match="'accuracy' needs labels"):
         evaluate(data, model, out=tmp_path / "other", methods="random", metrics="accuracy")

@@ -287,3 +287,54 @@ def test_standard_errors_are_those_of_means() -> None:
     assert found[:, 0].tolist() == [3.0, 9.0]
     own = scores[:, 0, 0]
     assert error[0, 0].item() == pytest.approx((own.std() / 2).item()) and error[1, 0].isnan()
+
+
+def test_auto_is_the_number_of_steps_from_which_on_little_changes(explainer) -> None:
+    """Again from calls with fixed numbers; each text of a batch has its own."""
+    texts, target = list(models.TEXTS[:3]), "POSITIVE"
+    for text, found in zip(texts, explainer(texts, steps="auto", targets=target), strict=True):
+        steps, before = 3, explainer(text, steps=3, targets=target)
+        versions = before.metadata["versions"]
+        while True:
+            steps *= 2
+            now = explainer(text, steps=steps, targets=target)
+            versions += now.metadata["versions"]
+            change = float((now.scores - before.scores).norm() / now.scores.norm())
+            if change <= 0.1 or steps == 48:
+                break
+            before = now
+        assert (found.scores - now.scores).abs().max() < 1e-12 and found.completeness_error < 1e-12
+        assert (found.metadata["steps"], found.metadata["versions"]) == (steps, versions)
+        assert found.metadata["steps_change"] == pytest.approx(change, rel=0.05)
+        assert found.metadata["standard_error"] == now.metadata["standard_error"]
+
+
+def test_scores_that_do_not_settle_are_said(explainer, monkeypatch) -> None:
+    monkeypatch.setattr("decompx_fast.calls.path_job.TOLERANCE", 0.0)
+    monkeypatch.setattr("decompx_fast.calls.path_job.MOST_STEPS", 6)
+    with pytest.warns(UserWarning, match="input 0: with 6 steps its scores still change by .*give steps= a larger"):
+        found = explainer(TEXT, steps="auto", targets="POSITIVE")
+    assert found.metadata["steps"] == 6
+    with pytest.raises(OptionError, match="steps='many': use a whole number from 1, 'auto', or leave it out"):
+        explainer(TEXT, steps="many")
+
+
+def test_the_command_line_and_bulk_take_auto(explainer, tmp_path) -> None:
+    folder = tmp_path / "model"
+    explainer.model.save_pretrained(folder)
+    explainer.tokenizer.save_pretrained(folder)
+    asked = ["--model", str(folder), "--target", "POSITIVE", "--steps"]
+    assert main(["explain", TEXT, *asked, "auto", "--json", str(tmp_path / "one.json"), "--quiet"]) == 0
+    (said,) = json.loads((tmp_path / "one.json").read_text())
+    out = tmp_path / "bulk"
+    explain_dataset([{"text": TEXT}], str(folder), out=out, workers=0, steps="auto", targets="POSITIVE", progress=False)
+    (row,) = load_results(out)
+    assert row.metadata["steps"] == said["metadata"]["steps"] >= 6
+    assert main(["explain", TEXT, *asked, "many"]) == 2
+
+
+def test_a_plan_of_auto_is_of_the_most_that_it_may_take(explainer) -> None:
+    plans = [explainer.plan(12, steps=steps, targets="POSITIVE") for steps in (3, 6, 12, 24, 48)]
+    most = explainer.plan(12, steps="auto", targets="POSITIVE")
+    assert most.versions_along == sum(plan.versions_along for plan in plans)
+    assert most.versions_of_sets == sum(plan.versions_of_sets for plan in plans) == 93

@@ -74,7 +74,7 @@ class Call(Question):
     check: str = "standard"
     is_split_into_words: bool = False
     read_ahead: int | None = None
-    steps: int | None = None
+    steps: int | Literal["auto"] | None = None
     baseline: Baseline | None = None
 
     def __post_init__(self) -> None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from ..engines.path import Path, mean_scores, random_sets, step_sizes
-from ..errors import InputError, OptionError
+from ..errors import InputError, OptionError, warn_user
 from ..linearize.spec import ModelSpec
 from ..request.batching import Pair, inputs_at_once
 from ..request.encoded import Encoded
@@ -22,6 +24,13 @@ from ..result.failure import Failure
 from .compiling import outside_compiler
 from .composing import source_fields
 from .job import Job, run_or_fail
+
+#: Steps that grow with the measured change of the scores: the first number, twice as many each time up to the last,
+#: until the scores change by no more than this part of their norm.
+AUTO: Literal["auto"] = "auto"
+FIRST_STEPS, MOST_STEPS, TOLERANCE = 3, 48, 0.1
+
+Steps = int | Literal["auto"]
 
 #: What draws the random sets, beside the text and the seed.
 PURPOSE = "paths"
@@ -77,13 +86,41 @@ class Sets:
         return torch.stack([self.players.scores(one.scores.double(), row) for one, row in rows])
 
 
+@dataclass(frozen=True)
+class Along:
+    """What was found along the paths of one text.
+
+    Attributes:
+        scores: ``[p, c]`` float64, of what may be gone.
+        baseline: ``[c]`` float64, the model's value where nothing is left.
+        error: the largest standard error of a score; ``None`` of a single version.
+        steps: how many.
+        versions: of the text that were explained, for fewer steps before, too.
+        change: of the scores by the last doubling of the steps, relative to their norm; ``None`` for a fixed number.
+    """
+
+    scores: Tensor
+    baseline: Tensor
+    error: float | None
+    steps: int
+    versions: int
+    change: float | None = None
+
+    def after(self, before: Along | None) -> Along:
+        """This, with how it differs from what fewer steps gave."""
+        if before is None:
+            return replace(self, change=math.inf)
+        change = (self.scores - before.scores).norm() / self.scores.norm().clamp_min(torch.finfo(torch.float64).tiny)
+        return replace(self, change=change.item(), versions=self.versions + before.versions)
+
+
 class PathJob:
     """A job whose scores are the mean of those along a path to a baseline and those of random sets of sources.
 
     Args:
         whole: explains each text, token by token.
         versions: explains each version of it: the same, by a rule of biases that takes two passes of the model.
-        steps: of each path, at most, and how many random sets there are besides.
+        steps: of each path, at most, and how many random sets there are besides; ``"auto"``: as many as it takes.
         baseline: what becomes of sources that are gone.
         seed: of the random sets.
         spec: of the model.
@@ -94,11 +131,11 @@ class PathJob:
     """
 
     def __init__(
-        self, whole: Job, versions: Job, *, steps: int, baseline: Baseline, seed: int, spec: ModelSpec
+        self, whole: Job, versions: Job, *, steps: Steps, baseline: Baseline, seed: int, spec: ModelSpec
     ) -> None:
-        for name, value, least in (("steps", steps, 1), ("seed", seed, 0)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise OptionError(f"{name}={value!r}: use a whole number from {least}, or leave it out")
+        for name, value, least, other in (("steps", steps, 1, ", 'auto'"), ("seed", seed, 0, "")):
+            if isinstance(value, bool) or not (isinstance(value, int) and value >= least or (value == AUTO and other)):
+                raise OptionError(f"{name}={value!r}: use a whole number from {least}{other}, or leave it out")
         self.steps, self.baseline, self.seed = steps, baseline, seed
         self.fill = fill_of(baseline, whole.explainer.tokenizer)
         _check_asked(whole, steps)
@@ -109,22 +146,26 @@ class PathJob:
         """What one input takes while it is computed, roughly: versions are computed by batches of their own."""
         return self.whole.bytes_of((pair[0], None))
 
+    @property
+    def rounds(self) -> list[int]:
+        """The numbers of steps that are tried one after the other, until one is enough: all, at the most."""
+        if self.steps != AUTO:
+            return [self.steps]
+        return [FIRST_STEPS * 2**n for n in range(MOST_STEPS.bit_length()) if FIRST_STEPS * 2**n <= MOST_STEPS]
+
     @outside_compiler
     def run(self, batch: Sequence[Pair]) -> list[Explanation]:
         """Explain inputs of the same length and the same number of sources."""
         start = time.perf_counter()
         found = self.whole.run([(encoded, None) for encoded, _ in batch])
         players = [self._players(encoded, sources) for encoded, sources in batch]
-        columns = range(len(found[0].targets))
-        walks = [self._walked(column, batch, found, players) for column in columns]  # [c][n]
-        sets = [self._drawn(encoded, own) for (encoded, _), own in zip(batch, players, strict=True)]
-        answers = iter(_in_batches(self.versions, [one for drawn in sets for one in drawn.versions(self.fill)]))
-        scores = [drawn.scores([next(answers) for _ in drawn.present]) for drawn in sets]
+        if self.steps == AUTO:
+            along = self._refined(batch, found, players)
+        else:
+            along = self._along(self.steps, batch, found, players)
         seconds = (time.perf_counter() - start) / len(batch)
-        return [
-            self._explanation(found[n], pair, sets[n], scores[n], [of_column[n] for of_column in walks], seconds)
-            for n, pair in enumerate(batch)
-        ]
+        rows = zip(found, batch, players, along, strict=True)
+        return [self._explanation(whole, pair, own, one, seconds) for whole, pair, own, one in rows]
 
     def run_all(self, batches: Sequence[Sequence[Pair]], *, skip: bool) -> list[Sequence[Explanation | Failure]]:
         """As :meth:`Job.run_all`, in one process."""
@@ -138,14 +179,46 @@ class PathJob:
             )
         return Players.of(encoded, sources)
 
+    def _refined(self, batch: Sequence[Pair], found: Sequence[Explanation], players: Sequence[Players]) -> list[Along]:
+        """Twice as many steps until the scores of a text stay, see :data:`TOLERANCE`; the others go on alone.
+
+        A longer path is another one, whose first steps take fewer sources, so that nothing but the text is shared.
+        """
+        latest: dict[int, Along] = {}
+        going = list(range(len(batch)))
+        for steps in self.rounds:
+            now = self._along(steps, [batch[n] for n in going], [found[n] for n in going], [players[n] for n in going])
+            latest |= {n: one.after(latest.get(n)) for n, one in zip(going, now, strict=True)}
+            going = [n for n in going if (latest[n].change or 0.0) > TOLERANCE]
+            if not going:
+                break
+        for n in going:
+            warn_user(
+                f"input {batch[n][0].number}: with {latest[n].steps} steps its scores still change by "
+                f"{latest[n].change or 0.0:.0%} (steps='auto' ends at {TOLERANCE:.0%}): give steps= a larger number"
+            )
+        return [latest[n] for n in range(len(batch))]
+
+    def _along(
+        self, steps: int, batch: Sequence[Pair], found: Sequence[Explanation], players: Sequence[Players]
+    ) -> list[Along]:
+        """The paths of every column and the random sets of each input."""
+        columns = range(len(found[0].targets))
+        walks = [self._walked(column, steps, batch, found, players) for column in columns]  # [c][n]
+        sets = [self._drawn(steps, encoded, own) for (encoded, _), own in zip(batch, players, strict=True)]
+        answers = iter(_in_batches(self.versions, [one for drawn in sets for one in drawn.versions(self.fill)]))
+        scores = [drawn.scores([next(answers) for _ in drawn.present]) for drawn in sets]
+        rows = zip(found, sets, scores, zip(*walks, strict=True), strict=True)
+        return [_averaged(steps, whole, drawn, of_sets, own) for whole, drawn, of_sets, own in rows]
+
     def _walked(
-        self, column: int, batch: Sequence[Pair], found: Sequence[Explanation], players: Sequence[Players]
+        self, column: int, steps: int, batch: Sequence[Pair], found: Sequence[Explanation], players: Sequence[Players]
     ) -> list[Walk]:
         """The path of one column of each input, to its end."""
         job, walks = self.versions.of_column(column), []
         for (encoded, _), whole, own in zip(batch, found, players, strict=True):
             path = Path(own.scores(whole.scores.double())[:, column], whole.target_logits[column].item())
-            walks.append(Walk(encoded, own, path, step_sizes(len(own), self.steps)))
+            walks.append(Walk(encoded, own, path, step_sizes(len(own), steps)))
         for counts in zip_longest(*(walk.sizes for walk in walks)):
             going = [(walk, count) for walk, count in zip(walks, counts, strict=True) if count]
             versions = [walk.next(count, self.fill) for walk, count in going]
@@ -153,31 +226,28 @@ class PathJob:
                 walk.arrive(one)
         return walks
 
-    def _drawn(self, encoded: Encoded, players: Players) -> Sets:
+    def _drawn(self, steps: int, encoded: Encoded, players: Players) -> Sets:
         generator = generator_of(encoded.ids, self.seed, PURPOSE)
-        return Sets(encoded, players, random_sets(len(players), self.steps, generator))
+        return Sets(encoded, players, random_sets(len(players), steps, generator))
 
     def _explanation(
-        self, whole: Explanation, pair: Pair, sets: Sets, of_sets: Tensor, walks: Sequence[Walk], seconds: float
+        self, whole: Explanation, pair: Pair, players: Players, along: Along, seconds: float
     ) -> Explanation:
-        (encoded, sources), players = pair, sets.players
-        baseline = torch.tensor([walk.path.value for walk in walks], dtype=torch.float64, device="cpu")
+        (encoded, sources), baseline = pair, along.baseline
         value = whole.target_logits.double()
-        along = torch.stack([walk.path.shared() for walk in walks], dim=1)  # [p, c]
-        own = players.scores(whole.scores.double())
-        mean, error = mean_scores(sets.present, of_sets, own, value - baseline)
         count = len(encoded) if sources is None else len(sources)
-        scores = torch.zeros(count, len(walks), dtype=torch.float64, device="cpu")
-        scores[players.sources] = (along + mean) / 2
-        largest = error[~error.isnan()].amax().item() / 2 if not error.isnan().all() else None
+        scores = torch.zeros(count, len(value), dtype=torch.float64, device="cpu")
+        scores[players.sources] = along.scores
         about = {
-            "steps": self.steps,
+            "steps": along.steps,
             "baseline": self.baseline,
             "seed": self.seed,
-            "versions": len(sets.present) + sum(len(walk.sizes) for walk in walks),
+            "versions": along.versions,
             "versions_bias": self.versions.config.bias,
-            "standard_error": None if largest is None else float(f"{largest:.2g}"),
+            "standard_error": along.error and float(f"{along.error:.2g}"),
         }
+        if along.change is not None:
+            about["steps_change"] = float(f"{along.change:.2g}")
         return replace(
             whole,
             **source_fields(encoded, sources),
@@ -190,6 +260,18 @@ class PathJob:
             time_s=seconds,
             metadata={**whole.metadata, **about},
         )
+
+
+def _averaged(steps: int, whole: Explanation, sets: Sets, of_sets: Tensor, walks: Sequence[Walk]) -> Along:
+    """The mean of the scores along the paths of one text and those ``[s, p, c]`` of its random sets."""
+    baseline = torch.tensor([walk.path.value for walk in walks], dtype=torch.float64, device="cpu")
+    along = torch.stack([walk.path.shared() for walk in walks], dim=1)  # [p, c]
+    own = sets.players.scores(whole.scores.double())
+    mean, error = mean_scores(sets.present, of_sets, own, whole.target_logits.double() - baseline)
+    known = error[~error.isnan()]
+    largest = known.amax().item() / 2 if len(known) else None
+    versions = len(sets.present) + sum(len(walk.sizes) for walk in walks)
+    return Along((along + mean) / 2, baseline, largest, steps, versions)
 
 
 def _in_batches(job: Job, versions: Sequence[Encoded]) -> list[Explanation]:
@@ -208,7 +290,7 @@ def _in_batches(job: Job, versions: Sequence[Encoded]) -> list[Explanation]:
     return [found[place] for place in range(len(versions))]
 
 
-def _check_asked(job: Job, steps: int) -> None:
+def _check_asked(job: Job, steps: Steps) -> None:
     """Refuse what is told of one version of a text and has no meaning for many."""
     config = job.config
     refused: tuple[tuple[bool, str, Callable[[], str]], ...] = (
@@ -223,7 +305,7 @@ def _check_asked(job: Job, steps: int) -> None:
             raise OptionError(f"{what} cannot be had along a path (steps={steps}): {why()}; leave one of them out")
 
 
-def _check_model(job: Job, spec: ModelSpec, steps: int, baseline: Baseline) -> None:
+def _check_model(job: Job, spec: ModelSpec, steps: Steps, baseline: Baseline) -> None:
     """Refuse models whose inputs have no versions, or whose columns depend on the version."""
     task = job.explainer.task
     if spec.limits.picture is not None or spec.limits.sound is not None:

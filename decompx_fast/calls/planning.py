@@ -87,9 +87,9 @@ def _along_paths(
     return PathPlan(
         whole=plan_of(sources=None, targets=targets, config=job.whole.config),
         along=plan_of(sources=None, targets=0, config=rule, batch=min(batch, of_one)),
-        sets=plan_of(sources=None, targets=targets, config=rule, batch=min(batch * job.steps, of_all)),
-        versions_along=batch * columns * min(job.steps, sources),
-        versions_of_sets=batch * job.steps,
+        sets=plan_of(sources=None, targets=targets, config=rule, batch=min(batch * max(job.rounds), of_all)),
+        versions_along=batch * columns * sum(min(steps, sources) for steps in job.rounds),
+        versions_of_sets=batch * sum(job.rounds),
     )
 
 

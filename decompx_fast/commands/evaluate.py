@@ -15,17 +15,28 @@ attention-rollout, attention-flow, value-norms, value-norms-residual-ln, globenc
 saliency-l1, saliency-l2, gradient-x-input, integrated-gradients, integrated-gradients-converged, attn-lrp, lime,
 kernel-shap. The report defines them."""
 METRICS_HELP = """Metrics, with commas between: aopc, accuracy, aopc-least, accuracy-least, comprehensiveness,
-sufficiency, prediction-performance."""
+sufficiency, prediction-performance, log-odds, flip-fraction, flip-first, monotonicity, infidelity, token-f1, iou-f1,
+auprc. The last three need rationales."""
+
+
+DATA_HELP = """CSV, TSV, JSONL or Parquet; or a name: snippets (movie reviews), product-snippets, tweet-snippets,
+editorial-snippets; or a data set of a hub: sst2, mnli, qnli, hatexplain, movies, esnli, or NAME:PATH for its files."""
 
 
 @click.command()
-@click.option("--data", required=True, metavar="FILE", help="CSV, TSV, JSONL or Parquet; 'snippets': movie reviews.")
+@click.option("--data", required=True, metavar="FILE", help=DATA_HELP)
 @click.option("--out", required=True, metavar="DIR", help="Where results go; a run that was ended there goes on.")
 @click.option(
     "--model", default="demo", metavar="PATH", help="A classifier's folder or hub id. [default: the demo model]"
 )
 @click.option("--methods", default="all", show_default=True, metavar="NAMES", help=METHODS_HELP)
 @click.option("--metrics", default="all", show_default=True, metavar="NAMES", help=METRICS_HELP)
+@click.option(
+    "--deletion", metavar="NAMES", help="mask, pad, remove, or several: how all metrics delete. [default: their own]"
+)
+@click.option(
+    "--sanity", type=click.IntRange(min=0), default=0, metavar="N", help="Make sanity checks on the first N texts."
+)
 @click.option("--text-column", metavar="NAME", help="[default: text, or sentence]")
 @click.option("--pair-column", metavar="NAME", help="The second text of each pair.")
 @click.option("--label-column", metavar="NAME", help="Classes by name or index. [default: label]")

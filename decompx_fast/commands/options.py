@@ -15,6 +15,13 @@ class _Mebibytes(click.IntRange):
         return super().convert(value, parameter, context) << 20
 
 
+class _Steps(click.IntRange):
+    """A whole number, or ``auto``."""
+
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Any:
+        return value if value == "auto" else super().convert(value, parameter, context)
+
+
 WORKSPACE = _Mebibytes(min=1)
 #: As :data:`decompx_fast.engines.choose.CHECKS`, which cannot be read without torch.
 CHECKS = ("standard", "thorough")
@@ -38,9 +45,9 @@ def path_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--baseline", type=click.Choice(BASELINES), help="What becomes of tokens then. [default: mask]"),
         click.option(
             "--steps",
-            type=click.IntRange(min=1),
+            type=_Steps(min=1),
             metavar="N",
-            help="Average over texts without the most important tokens, N of them, and without random ones.",
+            help="Average over texts without the most important tokens, N of them or 'auto', and without random ones.",
         ),
     ):
         command = option(command)

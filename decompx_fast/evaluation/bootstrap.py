@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -30,7 +31,8 @@ def bootstrap_means(
     """Means of each column over texts drawn with replacement; equal texts are drawn together.
 
     Args:
-        values: ``[n, m]``; all columns are of the same texts, and each resample is the same for all.
+        values: ``[n, m]``; all columns are of the same texts, and each resample is the same for all. NaN where a
+            column says nothing of a text, which then does not count in it.
         seed: of the draws: the same texts are drawn for the same seed and number of groups.
         resamples: how many.
         groups: ``[n]``, the same number for equal texts, which tell no more than one of them does; ``None``: all are
@@ -43,22 +45,27 @@ def bootstrap_means(
     """
     if groups is None:
         groups = np.arange(len(values))
-    _, group, sizes = np.unique(groups, return_inverse=True, return_counts=True)
-    sums = np.zeros((len(sizes), values.shape[1]))
-    np.add.at(sums, group, values)  # [g, m]
+    known = ~np.isnan(values)
+    _, group = np.unique(groups, return_inverse=True)
+    sums, sizes = np.zeros((2, group.max() + 1, values.shape[1]))
+    np.add.at(sums, group, np.where(known, values, 0))  # [g, m]
+    np.add.at(sizes, group, known)
     n = len(sums)
     draw, out = np.random.default_rng(seed), []
     for start in range(0, resamples, _BLOCK):
         counts = draw.multinomial(n, np.full(n, 1 / n), size=min(_BLOCK, resamples - start))  # [r, n]
-        out.append(counts @ sums / (counts @ sizes)[:, None])
+        with np.errstate(invalid="ignore"):  # 0 / 0 where none of the drawn texts counts
+            out.append(counts @ sums / (counts @ sizes))
     return np.concatenate(out)
 
 
 def estimate(values: NDArray[np.float64], means: NDArray[np.float64]) -> Estimate:
-    """The mean of ``values`` ``[n]`` and its percentile interval from its ``means`` ``[resamples]``.
+    """The mean of ``values`` ``[n]``, NaN left out, and its percentile interval from its ``means`` ``[resamples]``.
 
     Source: Efron & Tibshirani, An Introduction to the Bootstrap, 1993, chapter 13.
     """
+    if np.isnan(values).all():
+        return Estimate(math.nan, math.nan, math.nan)
     tail = (1 - CONFIDENCE) / 2
-    low, high = np.quantile(means, [tail, 1 - tail])
-    return Estimate(float(values.mean()), float(low), float(high))
+    low, high = np.nanquantile(means, [tail, 1 - tail])
+    return Estimate(float(np.nanmean(values)), float(low), float(high))

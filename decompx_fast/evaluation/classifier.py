@@ -31,12 +31,17 @@ class Predictions(NamedTuple):
     """What the classifier says about some inputs.
 
     Attributes:
-        log_probabilities: ``[n, c]`` float64, the logarithm of the softmax of the logits.
+        logits: ``[n, c]`` float64.
         states: ``[n, d]`` float32, the last layer's output, the mean over all positions.
     """
 
-    log_probabilities: Tensor
+    logits: Tensor
     states: Tensor
+
+    @property
+    def log_probabilities(self) -> Tensor:
+        """``[n, c]`` float64, the logarithm of the softmax of the logits."""
+        return self.logits.log_softmax(-1)
 
 
 class Classifier:
@@ -101,7 +106,7 @@ class Classifier:
         Raises:
             NumericalError: if a logit is NaN or infinite.
         """
-        log_probabilities: list[Tensor] = [torch.empty(0)] * len(inputs)
+        logits: list[Tensor] = [torch.empty(0)] * len(inputs)
         states: list[Tensor] = [torch.empty(0)] * len(inputs)
         with plain_mode(self.device), undisturbed(unwrap(self.model)) as model:
             spec = describe(model)
@@ -114,11 +119,11 @@ class Classifier:
                 run = run_model(model, spec, stacked)
                 if not torch.isfinite(run.logits).all():
                     raise NumericalError(f"the logits hold NaN or infinity in {run.logits.dtype}: check the model")
-                found = run.logits.double().log_softmax(-1).cpu()  # [b, c]
+                found = run.logits.double().cpu()  # [b, c]
                 pooled = run.states[-1].float().mean(1).cpu()  # [b, d]
                 for n, row, state in zip(batch, found, pooled, strict=False):
-                    log_probabilities[n], states[n] = row, state
-        return Predictions(torch.stack(log_probabilities), torch.stack(states))
+                    logits[n], states[n] = row, state
+        return Predictions(torch.stack(logits), torch.stack(states))
 
     def sha256(self) -> str:
         """A digest of the weights and the configuration."""

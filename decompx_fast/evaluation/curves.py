@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..optional import import_optional
 from ..result.file import atomic_write
-from .metrics import BINS, LEVELS, Metric
+from .metrics import DESIGNS, Metric
 
 if TYPE_CHECKING:
     from .report import MethodResult
@@ -34,7 +34,8 @@ def draw_curves(
         lines = {one.label: one.curves[metric.name] for one in methods.values() if metric.name in one.curves}
         if not lines:
             continue
-        percents = LEVELS if metric.perturbation.startswith("mask") else BINS
+        count = len(next(iter(lines.values())))
+        percents = DESIGNS[metric.design].percents if metric.design else tuple(range(1, count + 1))
         figure = figures.Figure(figsize=(9, 5.5), layout="constrained")
         axes = figure.add_subplot()
         for place, (label, values) in enumerate(lines.items()):
@@ -60,6 +61,8 @@ def _save(figure: Any, path: Path, ending: str) -> None:
 
 def _axis(metric: Metric) -> str:
     """What the levels of a metric are."""
-    action, _, which = metric.perturbation.partition("-")
-    done = {"mask": "masked", "remove": "removed", "keep": "kept"}[action]
-    return f"% of the tokens {done}, the {which} important first"
+    if not metric.design:
+        return "layers, from the head down"
+    design = DESIGNS[metric.design]
+    done = {"mask": "masked", "pad": "replaced by padding", "remove": "removed"}[metric.deletion]
+    return f"% of the tokens {done if design.action == 'delete' else 'kept'}, the {design.of} important first"

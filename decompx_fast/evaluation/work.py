@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -12,10 +12,13 @@ from torch import Tensor
 from ..errors import DecompXError
 from ..explainer import DecompX
 from ..request.encoded import Encoded
+from ..request.versions import fill_of, without_tokens
 from .classifier import Classifier, Inputs, Predictions
-from .masking import Perturbation, importance_order, input_key, perturbed
+from .masking import Perturbation, absent_tokens, importance_order, input_key
+from .measures import infidelity
 from .method import Method, Problem, get_method
-from .metrics import RATIONALE
+from .plausibility import Mark, marked_tokens
+from .sanity import CHECKS, Trial
 from .store import Record
 
 #: Texts of one part. A kill loses at most one part for each process.
@@ -39,6 +42,8 @@ class Task:
         labels: the right class of each, if known.
         methods: by name; ``None`` stands for the built-in method of that name.
         perturbations: what is done with the order of the tokens.
+        rationales: what people marked of each, if known; ``None`` for a text without marks.
+        sanity: of how many texts, from the first, the sanity checks are made.
         seed: of ties, and of methods that draw.
         truncate: cut texts that are too long for the model.
     """
@@ -47,10 +52,12 @@ class Task:
     device: str | None
     texts: tuple[str | tuple[str, str], ...]
     labels: tuple[int, ...] | None
+    rationales: tuple[tuple[Mark, ...] | None, ...] | None
     methods: dict[str, Method | None]
     perturbations: tuple[Perturbation, ...]
     seed: int
     truncate: bool
+    sanity: int = 0
 
     def load(self) -> DecompX:
         """The model, loaded anew."""
@@ -79,6 +86,8 @@ class Worker:
         self.classifier = Classifier(explainer or task.load())
         self.encoded = encoded or self.classifier.encode(task.texts, truncate=task.truncate)
         self.chunks = chunks_of(self.encoded)
+        tokenizer = self.classifier.explainer.tokenizer
+        self.fills = {one.deletion: fill_of(one.deletion, tokenizer, "deletion") for one in task.perturbations}
         self._chunk = -1
         self._known: dict[object, tuple[Tensor, Tensor]] = {}  # of this chunk: what was asked, and what was said
 
@@ -117,10 +126,16 @@ class Worker:
                 "tokens": list(texts[n].tokens),
                 "special": list(texts[n].special),
                 "scores": scores[n].tolist(),
+                "order": orders[n],
             }
             for n, place in enumerate(places)
         ]
-        self._perturb(texts, classes, orders, records)
+        if self.task.rationales is not None:
+            for record, encoded in zip(records, texts, strict=True):
+                marks = self.task.rationales[record["index"]]
+                record["rationale"] = None if marks is None else marked_tokens(encoded.spans, marks)
+        self._perturb(problem, scores, orders, records)
+        self._check_sanity(method, problem, scores, records)
         return records
 
     def _orders(self, method: Method, problem: Problem, scores: list[Tensor]) -> list[list[int]]:
@@ -135,27 +150,44 @@ class Worker:
             orders.append(importance_order(row, encoded.special, signed=method.signed, generator=ties))
         return orders
 
-    def _perturb(
-        self, texts: Sequence[Encoded], classes: list[int], orders: list[list[int]], records: list[Record]
-    ) -> None:
+    def _perturb(self, problem: Problem, scores: list[Tensor], orders: list[list[int]], records: list[Record]) -> None:
         """Add what the model says about the changed texts."""
-        inputs: list[Inputs] = []
-        wanted: list[list[list[int]]] = []
-        for encoded, order in zip(texts, orders, strict=True):
+        inputs: list[Inputs] = [encoded.inputs for encoded in problem.inputs]  # whole, then changed
+        wanted: list[list[tuple[Tensor, list[int]]]] = []  # which tokens are absent, and the places among the inputs
+        for n, (encoded, order) in enumerate(zip(problem.inputs, orders, strict=True)):
             rows = []
-            for perturbation in self.task.perturbations:
-                changed = perturbed(encoded, order, perturbation, self.classifier.mask_token_id)
-                rows.append(list(range(len(inputs), len(inputs) + len(changed))))
-                inputs += changed
+            for one in self.task.perturbations:
+                absent = absent_tokens(encoded, order, one, problem.generator(n, one.name))
+                rows.append((absent, list(range(len(inputs), len(inputs) + len(absent)))))
+                inputs += [without_tokens(encoded.inputs, row, self.fills[one.deletion]) for row in absent]
             wanted.append(rows)
         found = self._predict(inputs)
-        predicted = found.log_probabilities.argmax(1)
-        for record, target, rows in zip(records, classes, wanted, strict=True):
-            for perturbation, row in zip(self.task.perturbations, rows, strict=True):
-                record[f"{perturbation.name}_probability"] = found.log_probabilities[row, target].exp().tolist()
-                record[f"{perturbation.name}_predicted"] = predicted[row].tolist()
-                if perturbation.name == RATIONALE:
-                    record[f"{RATIONALE}_state"] = found.states[row[0]].numpy()
+        predicted, probabilities = found.logits.argmax(1), found.log_probabilities.exp()
+        for n, (record, target) in enumerate(zip(records, problem.classes, strict=True)):
+            for one, (absent, row) in zip(self.task.perturbations, wanted[n], strict=True):
+                record[f"{one.name}_probability"] = probabilities[row, target].tolist()
+                record[f"{one.name}_predicted"] = predicted[row].tolist()
+                if one.design.action == "keep" and len(row) == 1:
+                    record[f"{one.name}_state"] = found.states[row[0]].numpy()
+                if one.design.of == "random":
+                    drops = found.logits[n, target] - found.logits[row, target]
+                    record[f"{one.name}_infidelity"] = infidelity(scores[n], absent, drops)
+
+    def _check_sanity(self, method: Method, problem: Problem, scores: list[Tensor], records: list[Record]) -> None:
+        """Add the sanity checks of the texts that have them."""
+        if not self.task.sanity:
+            return
+        few = [n for n, record in enumerate(records) if record["index"] < self.task.sanity]
+        asked = replace(problem, inputs=[problem.inputs[n] for n in few], classes=[problem.classes[n] for n in few])
+
+        def encode(text: str | tuple[str, str]) -> Encoded:
+            return self.classifier.encode([text], truncate=self.task.truncate)[0]
+
+        trial = Trial(method, asked, [scores[n] for n in few], encode)
+        for name, check in CHECKS.items():
+            found = dict(zip(few, check(trial), strict=True)) if few else {}
+            for n, record in enumerate(records):
+                record[f"{name}_check"] = found.get(n)
 
     def _predict(self, inputs: Sequence[Inputs]) -> Predictions:
         """As :meth:`Classifier.predict`, which computes only what this chunk has not asked about before."""
@@ -163,6 +195,6 @@ class Worker:
         new = {key: one for key, one in zip(keys, inputs, strict=True) if key not in self._known}
         if new:
             found = self.classifier.predict(list(new.values()))
-            self._known.update(zip(new, zip(found.log_probabilities, found.states, strict=True), strict=True))
-        log_probabilities, states = zip(*(self._known[key] for key in keys), strict=True)
-        return Predictions(torch.stack(log_probabilities), torch.stack(states))
+            self._known.update(zip(new, zip(found.logits, found.states, strict=True), strict=True))
+        logits, states = zip(*(self._known[key] for key in keys), strict=True)
+        return Predictions(torch.stack(logits), torch.stack(states))

@@ -48,23 +48,23 @@ def version(encoded: Encoded, absent: Tensor, fill: int | None) -> Encoded:
     )
 
 
-def fill_of(baseline: Baseline, tokenizer: Any) -> int | None:
-    """The token that takes the place of absent ones; ``None``: they are removed.
+def fill_of(baseline: Baseline, tokenizer: Any, argument: str = "baseline") -> int | None:
+    """The token that takes the place of absent ones; ``None``: they are removed. ``argument`` is what messages call it.
 
     Raises:
         OptionError: for another baseline.
         InputError: if the tokenizer has no such token.
     """
     if baseline not in BASELINES:
-        raise OptionError(f"baseline={baseline!r}: use one of {', '.join(map(repr, BASELINES))}")
+        raise OptionError(f"{argument}={baseline!r}: use one of {', '.join(map(repr, BASELINES))}")
     if baseline == "remove":
         return None
     found = getattr(tokenizer, f"{baseline}_token_id", None)
     if found is None:
         others = "'remove'" if baseline == "pad" else "'remove' or 'pad'"
         raise InputError(
-            f"baseline={baseline!r} puts the {baseline} token in the place of others, and this tokenizer has none: "
-            f"use baseline={others}"
+            f"{argument}={baseline!r} puts the {baseline} token in the place of others, and this tokenizer has none: "
+            f"use {argument}={others}"
         )
     return int(found)
 
