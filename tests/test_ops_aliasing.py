@@ -32,7 +32,7 @@ CASES = {
     ),
     "layernorm_": (
         lambda x, **read: ops.layernorm_(x, **{"scale": SCALE, "bias": torch.ones(N_D)} | read),
-        {"scale": (N_B, N_I), "weight": (N_D,), "bias": (N_D,), "dots": (N_B, N_I, N_K)},
+        {"scale": (N_B, N_I), "weight": (N_D,), "bias": (N_D,)},
     ),
     "add_norm_": (
         lambda x, **read: ops.add_norm_(x, **{"branch": state(), "branch_bias": None, "scale": SCALE} | read),

@@ -39,8 +39,9 @@ def weights(explainer: DecompX) -> int:
 
 
 def tensor_bytes() -> int:
-    """Of all tensors that are alive."""
-    storages = [one.untyped_storage() for one in gc.get_objects() if issubclass(type(one), torch.Tensor)]
+    """Of all tensors that are alive and have memory, which those of a compiler have not."""
+    kinds = (torch.Tensor, torch.nn.Parameter)
+    storages = [one.untyped_storage() for one in gc.get_objects() if type(one) in kinds]
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 

@@ -137,7 +137,7 @@ def operator(name: str, *, writes: Sequence[str]) -> Callable[[Callable[..., Non
 
         @functools.wraps(function)
         def call(*args: Any) -> None:
-            if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or not all(map(_is_plain, args)):
+            if torch.compiler.is_compiling() or _heard() or not all(map(_is_plain, args)):
                 dispatched(*args)
                 return
             function(*args)
@@ -146,6 +146,11 @@ def operator(name: str, *, writes: Sequence[str]) -> Callable[[Callable[..., Non
         return call
 
     return make
+
+
+def _heard() -> bool:
+    """Whether anything sees each operation here before it is done: a tracer, or a default device of the caller's."""
+    return bool(torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack())
 
 
 def _is_plain(argument: object) -> bool:

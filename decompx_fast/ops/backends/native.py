@@ -165,14 +165,14 @@ def network(
 ) -> None:
     """:func:`decompx_fast.ops.network` on checked arguments."""
     d, f = w_in.shape
-    packed = torch.empty(laid_out_numbers(d, f) + laid_out_numbers(f, d), dtype=torch.float32)
+    packed = torch.empty(laid_out_numbers(d, f) + laid_out_numbers(f, d), dtype=torch.float32, device="cpu")
     bias = None if bias is None else bias.to(torch.float32)
     torch.ops.decompx_fast_native.network(out, u, w_in, w_out, slope.to(torch.float32), bias, shares, packed)
 
 
 def product(a: Tensor, b: Tensor, out: Tensor) -> None:
     """``out = a b`` for ``[m, k]`` and ``[k, n]``; ``a`` and ``out`` contiguous along their last axis."""
-    packed = torch.empty(laid_out_numbers(*b.shape), dtype=torch.float32)
+    packed = torch.empty(laid_out_numbers(*b.shape), dtype=torch.float32, device="cpu")
     torch.ops.decompx_fast_native.product(out, a, b, packed)
 
 
