@@ -116,3 +116,21 @@ class Command:
         code = self.process.wait(3 * PATIENCE_S)
         self._reader.join(PATIENCE_S)
         return code
+
+
+def ask(client: httpx.Client, *texts: str, **more) -> httpx.Response:
+    return client.post("/v1/explain", json={"texts": list(texts), **more})
+
+
+def error_of(answer: httpx.Response) -> dict:
+    found = answer.json()
+    assert set(found) == {"error"} and set(found["error"]) == {"type", "message", "argument"}, found
+    assert "Traceback" not in answer.text
+    return found["error"]
+
+
+def metric(client: httpx.Client, line: str) -> float:
+    """The value of one line of the metrics."""
+    found = [one for one in client.get("/metrics").text.splitlines() if one.startswith(line + " ")]
+    assert found, line
+    return float(found[0].rpartition(" ")[2])

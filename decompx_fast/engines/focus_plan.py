@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
-
 from .adjoint.plan import AdjointPlan
 from .forward.plan import Plan
-from .plan_text import PlanText, gib
+from .plan_text import PlanOfParts, gib
 
 
 @dataclass(frozen=True, repr=False)
-class FocusPlan(PlanText):
+class FocusPlan(PlanOfParts):
     """What an explanation with ``sources="focus"`` will cost.
 
     Attributes:
@@ -28,38 +26,17 @@ class FocusPlan(PlanText):
     explaining: Plan | AdjointPlan
 
     @property
-    def n(self) -> int:
-        """Positions of an input."""
-        return self.explaining.n
+    def main(self) -> Plan | AdjointPlan:
+        return self.explaining
 
     @property
-    def limit(self) -> int | None:
-        """How many positions the model has; ``None`` for any number."""
-        return self.explaining.limit
-
-    @property
-    def device(self) -> torch.device:
-        """Where it runs."""
-        return self.explaining.device
-
-    @property
-    def available_bytes(self) -> int | None:
-        """What is free there, ``None`` if that is unknown."""
-        return self.explaining.available_bytes
-
-    @property
-    def peak_bytes(self) -> int:
-        """The most that is allocated at one time: one pass comes after the other."""
-        return max(self.naming.peak_bytes, self.explaining.peak_bytes)
+    def parts(self) -> tuple[AdjointPlan, Plan | AdjointPlan]:
+        return self.naming, self.explaining
 
     @property
     def flops(self) -> Mapping[str, int]:
         """Floating-point operations of each part; a multiplication and an addition are two."""
         return {"naming": self.naming.total_flops, **self.explaining.flops}
-
-    @property
-    def total_flops(self) -> int:
-        return sum(self.flops.values())
 
     @property
     def rows(self) -> tuple[tuple[str, str], ...]:
@@ -72,15 +49,10 @@ class FocusPlan(PlanText):
         )
 
     @property
-    def fits(self) -> bool:
-        """Whether both passes fit."""
-        return self.naming.fits and self.explaining.fits
-
-    @property
     def ways_out(self) -> tuple[str, ...]:
         """Of the pass that needs more."""
-        return max(self.naming, self.explaining, key=lambda one: one.peak_bytes).ways_out
+        return max(self.parts, key=lambda part: part.peak_bytes).ways_out
 
     def check(self) -> None:
-        self.naming.check()
-        self.explaining.check()
+        for part in self.parts:
+            part.check()

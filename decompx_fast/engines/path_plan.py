@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-import torch
-
 from .adjoint.plan import AdjointPlan
 from .forward.plan import Plan
 from .forward.ways_out import ways_out
-from .plan_text import PlanText, gib
+from .plan_text import PlanOfParts, gib
 
 
 @dataclass(frozen=True, repr=False)
-class PathPlan(PlanText):
+class PathPlan(PlanOfParts):
     """What scores along paths will cost.
 
     A version has as many tokens as the text, and fewer with ``baseline="remove"``: then it is the most that is needed.
@@ -33,29 +31,12 @@ class PathPlan(PlanText):
     versions_of_sets: int
 
     @property
-    def n(self) -> int:
-        """Positions of an input."""
-        return self.whole.n
+    def main(self) -> Plan | AdjointPlan:
+        return self.whole
 
     @property
-    def limit(self) -> int | None:
-        """How many positions the model has."""
-        return self.whole.limit
-
-    @property
-    def device(self) -> torch.device:
-        """Where it runs."""
-        return self.whole.device
-
-    @property
-    def available_bytes(self) -> int | None:
-        """What is free there."""
-        return self.whole.available_bytes
-
-    @property
-    def peak_bytes(self) -> int:
-        """The most that is allocated at one time: one after another is computed."""
-        return max(part.peak_bytes for part in self._parts)
+    def parts(self) -> tuple[Plan | AdjointPlan, Plan | AdjointPlan, Plan | AdjointPlan]:
+        return self.whole, self.along, self.sets
 
     @property
     def flops(self) -> Mapping[str, int]:
@@ -67,48 +48,35 @@ class PathPlan(PlanText):
         }
 
     @property
-    def total_flops(self) -> int:
-        return sum(self.flops.values())
-
-    @property
     def rows(self) -> tuple[tuple[str, str], ...]:
         """What it says, line by line."""
         names = ("text", "paths", "random sets")
         counts = (_batch(self.whole), self.versions_along, self.versions_of_sets)
-        parts = zip(names, counts, self._parts, strict=True)
+        parts = zip(names, counts, self.parts, strict=True)
         return (
             ("scores", "along paths"),
             *((name, _part(count, part)) for name, count, part in parts),
             ("input", f"{_batch(self.whole)} x {self.n} tokens"),
             ("peak", f"{gib(self.peak_bytes)} of tensors beside the model"),
-            *((f"  {name}", gib(part.peak_bytes)) for name, part in zip(names, self._parts, strict=True)),
+            *((f"  {name}", gib(part.peak_bytes)) for name, part in zip(names, self.parts, strict=True)),
             *self.rows_of_memory(),
             ("operations", f"{self.total_flops / 1e9:,.1f} GFLOP"),
             *((f"  {name}", f"{flops / 1e9:,.1f}") for name, flops in self.flops.items()),
             *self.rows_of_fit(),
         )
 
-    @property
-    def fits(self) -> bool:
-        """Whether the model has the positions, and the free memory and the disk suffice as far as that is known."""
-        return all(part.fits for part in self._parts)
-
     def check(self) -> None:
-        for part in self._parts:
+        for part in self.parts:
             if not part.fits:
                 super().check()
                 part.check()  # of the disk alone
 
     def needs(self) -> str:
-        return max(self._parts, key=lambda part: part.peak_bytes).needs()
+        return max(self.parts, key=lambda part: part.peak_bytes).needs()
 
     def find_ways_out(self) -> Iterator[str]:
         """Those of the text itself: of versions no more are computed together than fit."""
         return ways_out(self.whole, whole=True) if isinstance(self.whole, Plan) else self.whole.find_ways_out()
-
-    @property
-    def _parts(self) -> tuple[Plan | AdjointPlan, Plan | AdjointPlan, Plan | AdjointPlan]:
-        return self.whole, self.along, self.sets
 
 
 def _batch(part: Plan | AdjointPlan) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -100,3 +100,56 @@ class PlanText:
     @property
     def _has_positions(self) -> bool:
         return self.limit is None or self.n <= self.limit
+
+
+class PlanOfParts(PlanText):
+    """The plan of several passes, one after the other."""
+
+    @property
+    def parts(self) -> tuple[PlanText, ...]:
+        """The plan of each pass."""
+        raise NotImplementedError
+
+    @property
+    def main(self) -> PlanText:
+        """The pass whose input is what was asked about."""
+        raise NotImplementedError
+
+    @property
+    def flops(self) -> Mapping[str, int]:
+        """Floating-point operations of each part; a multiplication and an addition are two."""
+        raise NotImplementedError
+
+    @property
+    def n(self) -> int:
+        """Positions of an input."""
+        return self.main.n
+
+    @property
+    def limit(self) -> int | None:
+        """How many positions the model has; ``None`` for any number."""
+        return self.main.limit
+
+    @property
+    def device(self) -> torch.device:
+        """Where it runs."""
+        return self.main.device
+
+    @property
+    def available_bytes(self) -> int | None:
+        """What is free there, ``None`` if that is unknown."""
+        return self.main.available_bytes
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that is allocated at one time."""
+        return max(part.peak_bytes for part in self.parts)
+
+    @property
+    def total_flops(self) -> int:
+        return sum(self.flops.values())
+
+    @property
+    def fits(self) -> bool:
+        """Whether each pass fits, as far as that is known."""
+        return all(part.fits for part in self.parts)
