@@ -35,6 +35,7 @@ def test_a_short_input_has_the_logits_that_the_model_gives_it():
 def test_the_model_stays_in_its_mode_and_nothing_is_drawn_or_said(caplog):
     model = blocks()
     modules, state = dict(model.named_modules()), torch.random.get_rng_state()
+    caplog.clear()  # transformers says, once a process, that the tiny vocabulary of this model lacks a token
     with caplog.at_level(logging.WARNING, logger="transformers"):
         linearize(model, inputs("bigbird"))
     assert torch.equal(torch.random.get_rng_state(), state)
