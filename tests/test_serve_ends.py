@@ -6,6 +6,7 @@ import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
 
+from serve_starving import starving
 from serving import ask, error_of, metric, served
 
 from decompx_fast.serve import suspects as suspects_module
@@ -64,6 +65,14 @@ def test_what_is_remembered_of_texts_is_bounded_and_forgotten(monkeypatch):
 def test_digests_tell_texts_pairs_and_calls_apart():
     asked = [("", "ab"), ("", ("a", "b")), ("", ("ab", "")), ("a", "b")]
     assert len({suspects_module.digest_of(call, text) for call, text in asked}) == 4
+
+
+def test_process_that_gets_no_memory_ends_and_another_answers():
+    with served(work=starving) as client:
+        died = ask(client, "a dreadful film")
+        assert died.status_code == 503 and error_of(died)["type"] == "WorkerEnded"
+        assert metric(client, 'decompx_worker_ends_total{model="demo"}') == 1
+        assert ask(client, "a fine film").json()["explanations"][0]["completeness_error"] < 1e-4
 
 
 def test_process_that_is_killed_while_idle_costs_no_request():
