@@ -73,6 +73,17 @@ def test_whoever_listens_to_operators_sees_one_that_else_is_called_as_it_is():
     assert torch.equal(heard, plain)
 
 
+def test_tensors_without_numbers_keep_their_shape():
+    x = random(*X).to("meta")
+    assert ops.bias_split_(x, random(8).to("meta")) is x
+
+
+def test_profiler_names_the_op():
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as seen:
+        ops.bias_split_(random(*X), random(8), backend="torch")
+    assert "decompx_fast::bias_split_" in {event.key for event in seen.key_averages()}
+
+
 def test_tensors_of_inference_mode_have_no_version_to_count():
     with torch.inference_mode():
         x = random(*X)

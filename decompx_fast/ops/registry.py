@@ -149,13 +149,18 @@ def operator(name: str, *, writes: Sequence[str]) -> Callable[[Callable[..., Non
 
 
 def _heard() -> bool:
-    """Whether anything sees each operation here before it is done: a tracer, or a default device of the caller's."""
-    return bool(torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack())
+    """Whether anything sees each operation here: a tracer, a default device of the caller's, or a profiler."""
+    return bool(
+        torch._C._len_torch_dispatch_stack()
+        or torch._C._len_torch_function_stack()
+        or torch._C._get_tracing_state() is not None
+        or torch._C._autograd._profiler_enabled()
+    )
 
 
 def _is_plain(argument: object) -> bool:
-    """Whether an argument is no tensor of a kind that wants to see what is done with it."""
-    return type(argument) in _PLAIN or not isinstance(argument, torch.Tensor)
+    """Whether an argument is no tensor of a kind that wants to see what is done with it, or that holds no numbers."""
+    return not isinstance(argument, torch.Tensor) or (type(argument) in _PLAIN and not argument.is_meta)
 
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
