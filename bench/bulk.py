@@ -47,8 +47,8 @@ class SameForAll(DecompX):
 
     def explain_iter(self, texts: Iterable[Any], **arguments: Any) -> Iterator[Any]:
         texts = list(texts)
-        found = list(super().explain_iter(texts[:1], **arguments))
-        return iter(found * len(texts))
+        found = super().explain_iter(iter(texts[:1]), **arguments)
+        return (same for explanation in found for same in [explanation] * len(texts))
 
 
 def snippets(file: str | None) -> list[str]:
@@ -310,7 +310,7 @@ def results() -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--part", choices=["rates", "memory"], required=True)
-    parser.add_argument("--rows", type=int, default=4096)
+    parser.add_argument("--rows", type=int, default=12_288)
     parser.add_argument("--workers", type=int, nargs="+", default=[2])
     parser.add_argument("--many-rows", type=int, default=1_000_000, help="of the run that is there for its memory")
     parser.add_argument("--texts", help="a file with a column 'text', in the place of the snippets")
