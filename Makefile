@@ -11,7 +11,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test test-quick test-levels test-oldest lint native-check compile-gate docs bench device-check clean
+.PHONY: help demo test test-quick test-levels test-oldest test-wheel lint native-check compile-gate docs bench \
+	device-check clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 20
@@ -57,6 +58,14 @@ test-oldest: .venv/installed-test  ## run the tests of architectures with the ol
 	@test -d build/transformers-$(OLDEST) || $(BIN)/python -m pip install --quiet --target build/transformers-$(OLDEST) \
 		"transformers==$(OLDEST).*"
 	@PYTHONPATH=build/transformers-$(OLDEST) $(BIN)/python -m pytest -q -n $(WORKERS) $(OLDEST_TESTS)
+
+# make test-wheel PYTHONS="python3.10 python3.13"; WHEEL_ARGS=--oldest takes the oldest dependencies that are allowed.
+PYTHONS ?= $(PYTHON)
+
+test-wheel: .venv/installed-test  ## build the wheel, and explain a text with it in new environments of PYTHONS
+	@rm -rf build/lib build/wheel
+	@$(BIN)/python -m build --wheel --no-isolation --outdir build/wheel . > build/wheel.log || { cat build/wheel.log; exit 1; }
+	@$(BIN)/python tools/check_wheel.py build/wheel/*.whl --python $(PYTHONS) $(WHEEL_ARGS)
 
 lint: .venv/installed-test  ## check style, format and types
 	@$(BIN)/ruff check .
