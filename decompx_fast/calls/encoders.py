@@ -80,14 +80,18 @@ def encoders_of(explainer: Model, *, truncate: bool) -> tuple[Encoder, Encoder]:
         spec = specification(tower, copies)
         if spec.limits.picture is None:
             own = getattr(tokenizer, "tokenizer", tokenizer)
-            one: Reader | PictureReader = text_reader(tower, own, spec.limits, truncate=truncate, device=explainer.device)
+            one: Reader | PictureReader = text_reader(
+                tower, own, spec.limits, truncate=truncate, device=explainer.device
+            )
         else:
             one = PictureReader(getattr(tokenizer, "image_processor", None), spec.limits.picture)
         found.append(Encoder(tower, copies, ModelShape.from_spec(spec), one))
     return found[0], found[1]
 
 
-def text_reader(model: nn.Module, tokenizer: Any, limits: InputLimits, *, truncate: bool, device: torch.device) -> Reader:
+def text_reader(
+    model: nn.Module, tokenizer: Any, limits: InputLimits, *, truncate: bool, device: torch.device
+) -> Reader:
     """A reader of texts for a model with these limits."""
     return Reader(
         tokenizer,

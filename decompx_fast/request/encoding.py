@@ -261,7 +261,8 @@ class Reader:
             raise InputError(f"{where} has no tokens: there is nothing to explain")
         if self.pairs and _is_one_text(inputs, texts):
             raise InputError(
-                f"{where} is one text, and this model says {self.pairs}: give a pair of texts as a tuple, (first, second)"
+                f"{where} is one text, and this model says {self.pairs}: give a pair of texts as a tuple, "
+                "(first, second)"
             )
         special = self._special(ids) if special is None else special
         if self._is_too_long(len(ids)):
