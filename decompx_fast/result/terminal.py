@@ -38,6 +38,7 @@ from .display import (
     labels_with_blocks,
     layout_text,
     outcomes,
+    outcomes_name,
     plural,
     score_format,
     shown_in,
@@ -143,7 +144,7 @@ class _Terminal:
         grid = Table.grid(padding=(0, 2))
         grid.add_column(style="bold", no_wrap=True)
         grid.add_column(overflow="fold")
-        grid.add_row("Predicted", self.prediction())
+        grid.add_row(outcomes_name(explanation), self.prediction())
         value, source_sum, apart = self.account.written()
         explained = f"{explanation.targets[column]}: {self.account.value_name} {value}"
         grid.add_row("Explained", Text(self.plain(explained)))
