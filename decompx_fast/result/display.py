@@ -275,8 +275,7 @@ def outcomes(explanation: Explanation) -> list[Outcome]:
 
 def outcomes_name(explanation: Explanation) -> str:
     """What :func:`outcomes` are: a model predicts them; a difference of two explanations is none's prediction."""
-    is_difference = DIFFERENCE in explanation.metadata and explanation.labels == explanation.targets
-    return "Difference" if is_difference else "Predicted"
+    return "Difference" if DIFFERENCE in explanation.metadata else "Predicted"
 
 
 def _readings(explanation: Explanation) -> list[Outcome]:
