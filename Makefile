@@ -11,7 +11,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test test-quick test-levels test-oldest lint native-check compile-gate docs bench device-check clean
+.PHONY: help demo test test-quick test-levels test-oldest test-wheel lint native-check compile-gate docs bench \
+	device-check clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 20
@@ -24,8 +25,8 @@ demo: .venv/installed-demo  ## explain one sentence, in the terminal and as buil
 test: .venv/installed-test  ## run the tests
 	@$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup
 
-test-quick: .venv/installed-test  ## run the tests that take milliseconds each: a few minutes
-	@$(BIN)/python -m pytest -q -n $(WORKERS) -m "not slow"
+test-quick: .venv/installed-test  ## run a few cases of each test that takes milliseconds: under four minutes
+	@$(BIN)/python -m pytest -q -n $(WORKERS) --quick
 
 # Where a processor's kind decides what is computed how. What this one has not runs lowered to AVX2.
 LEVELS := portable avx2 avx512 avx512_bf16
@@ -57,6 +58,14 @@ test-oldest: .venv/installed-test  ## run the tests of architectures with the ol
 	@test -d build/transformers-$(OLDEST) || $(BIN)/python -m pip install --quiet --target build/transformers-$(OLDEST) \
 		"transformers==$(OLDEST).*"
 	@PYTHONPATH=build/transformers-$(OLDEST) $(BIN)/python -m pytest -q -n $(WORKERS) $(OLDEST_TESTS)
+
+# make test-wheel PYTHONS="python3.10 python3.13"; WHEEL_ARGS=--oldest takes the oldest dependencies that are allowed.
+PYTHONS ?= $(PYTHON)
+
+test-wheel: .venv/installed-test  ## build the wheel, and explain a text with it in new environments of PYTHONS
+	@rm -rf build/lib build/wheel
+	@$(BIN)/python -m build --wheel --no-isolation --outdir build/wheel . > build/wheel.log || { cat build/wheel.log; exit 1; }
+	@$(BIN)/python tools/check_wheel.py build/wheel/*.whl --python $(PYTHONS) $(WHEEL_ARGS)
 
 lint: .venv/installed-test  ## check style, format and types
 	@$(BIN)/ruff check .

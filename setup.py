@@ -5,6 +5,10 @@ may be installed as a top-level ``kernels``: that name belongs to another projec
 when it is there. Hence three rules: packages are listed here, never discovered; ``kernels/`` has no
 ``__init__.py``; and a symlink, ``decompx_fast/kernels``, serves a source tree that is used where it lies.
 
+An editable install puts ``.editable/`` on the path, a folder with nothing in it but a link to the package. What
+setuptools does by itself, a finder that is asked last, loses against a folder named ``decompx_fast`` beside the script
+that is run, such as a clone of the repository; and the repository itself on the path would bring ``kernels`` with it.
+
 What is compiled is optional. It needs a C++ compiler and PyTorch, which an isolated build does not see; without them
 the package is installed without it, and ``decompx-fast doctor`` says so. ``DECOMPX_FAST_NATIVE=0`` leaves it out,
 ``DECOMPX_FAST_NATIVE=1`` makes it an error if it cannot be built.
@@ -16,6 +20,7 @@ compiled to AVX2, so that they can be run where the wider instruction set is mis
 import importlib.util
 import os
 import platform
+import sys
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -46,6 +51,8 @@ PACKAGES = [
 ]
 
 PACKAGE_DIR = {"decompx_fast.kernels": "kernels"}
+
+EDITABLE = Path(".editable")
 
 PACKAGE_DATA = {
     "decompx_fast": ["py.typed"],
@@ -107,11 +114,22 @@ def native() -> list[Extension]:
     ]
 
 
+def package_dir() -> dict[str, str]:
+    """Where the packages are; of an editable install, by a link that is made here."""
+    if "editable_wheel" not in sys.argv:
+        return PACKAGE_DIR
+    link = EDITABLE / "decompx_fast"
+    EDITABLE.mkdir(exist_ok=True)
+    if not link.is_symlink():
+        link.symlink_to(Path("..", "decompx_fast"), target_is_directory=True)
+    return {"": str(EDITABLE)}
+
+
 if __name__ == "__main__":
     extensions = native()
     setup(
         packages=PACKAGES,
-        package_dir=PACKAGE_DIR,
+        package_dir=package_dir(),
         package_data=PACKAGE_DATA,
         ext_modules=extensions,
         options={"bdist_wheel": {"py_limited_api": OLDEST_PYTHON["tag"]}} if extensions else {},

@@ -88,7 +88,7 @@ def write(folder: Path, rows: int) -> None:
 
 
 def measure(folder: Path, rows: int) -> dict[str, Any]:
-    """Seconds and peak memory of the command, in a process of its own."""
+    """Seconds, those of the processor too, and peak memory of the command, in a process of its own."""
     command = [
         sys.executable,
         "-m",
@@ -111,6 +111,7 @@ def measure(folder: Path, rows: int) -> dict[str, Any]:
         "rows": rows,
         "texts": found["texts"],
         "time_s": round(seconds, 1),
+        "processor_s": round(usage.ru_utime + usage.ru_stime, 1),
         "rows_per_s": round(rows / seconds),
         "peak_mib": usage.ru_maxrss >> 10,
         "results_mib": size >> 20,
@@ -126,7 +127,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="JSON, and a table beside it")
     given = parser.parse_args()
     work = given.work or Path(tempfile.mkdtemp())
-    found = []
+    found, load = [], os.getloadavg()[0]
     for rows in given.rows:
         folder = work / f"results-{rows}"
         if not folder.exists():
@@ -137,23 +138,30 @@ def main() -> None:
     if given.work is None:
         shutil.rmtree(work)
     if given.out is not None:
-        about = {"machine": platform.processor() or platform.machine(), "python": platform.python_version()}
+        about = {
+            "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
+            "python": platform.python_version(),
+            "load_before": round(load, 1),
+        }
         given.out.write_text(json.dumps({**about, "runs": found}, indent=1) + "\n", encoding="utf-8")
-        given.out.with_suffix(".md").write_text(table(found), encoding="utf-8")
+        given.out.with_suffix(".md").write_text(table(about, found), encoding="utf-8")
 
 
-def table(found: list[dict[str, Any]]) -> str:
+def table(about: dict[str, Any], found: list[dict[str, Any]]) -> str:
     """The measurements for people."""
     lines = [
         "# Summaries of many results",
         "",
         "`decompx-fast summarize` over folders of results (two classes, texts of 8 to 40 words), with a page and JSON.",
-        "`python bench/summarize_many.py --out bench/results/summarize.json` writes this.",
+        "`python bench/summarize_many.py --out bench/results/summarize.json` writes this. "
+        f"{about['machine']}; load average before it {about['load_before']}.",
         "",
-        "| rows | results, MiB | time, s | rows/s | peak memory, MiB | page, kB |",
-        "| ---: | ---: | ---: | ---: | ---: | ---: |",
+        "Memory does not grow with rows, but with words (at most 100,000 are kept) and the texts shown of each.",
+        "",
+        "| rows | results, MiB | time, s | of the processor, s | rows/s | peak memory, MiB | page, kB |",
+        "| ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
-    names = ("rows", "results_mib", "time_s", "rows_per_s", "peak_mib", "page_kb")
+    names = ("rows", "results_mib", "time_s", "processor_s", "rows_per_s", "peak_mib", "page_kb")
     lines += ["| " + " | ".join(f"{one[name]:,}" for name in names) + " |" for one in found]
     return "\n".join(lines) + "\n"
 

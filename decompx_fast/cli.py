@@ -12,7 +12,7 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, get_args
 
 import click
@@ -200,7 +200,7 @@ def explain(
         raise click.UsageError("--layers are of the tokens of one text: leave --words and --steps out")
     from .commands.explain import Outputs, Source, explain_all, run
     from .commands.outputs import Tables
-    from .commands.values import blocks, paired, places
+    from .commands.values import paired, places
 
     columns = {"text": text_column, "pair": pair_column, "id": id_column}
     kind = "picture" if images else "sound" if sounds else "text"
@@ -218,22 +218,28 @@ def explain(
     group = click.get_current_context().with_resource(all_processes(device))
     explainer = _load(model, device, task, group)
     source.check_model(explainer)
-    wanted = {name: value for name, value in options.items() if value is not None}
-    if "sources" in wanted:
-        wanted["sources"] = blocks(wanted["sources"])
-    wanted["at"], wanted["ignore_labels"] = places(at) or None, list(ignore_labels) or None
-    if wanted.get("continuation") is not None and (file is not None or len(texts) != 1):
+    if options.get("continuation") is not None and (file is not None or len(texts) != 1):
         raise click.UsageError("--continuation is what follows one text: give one TEXT and no --file")
-    if wanted.get("continuation") is not None:
-        wanted["continuation"] = [wanted["continuation"]]
-    wanted["targets"] = [_class(target, explainer.labels) for target in difference or targets] or None
-    if layers:
-        wanted |= {"stages": ("encoder",), "stage_output": "norm"}
+    asked = {"at": places(at), "ignore_labels": [*ignore_labels]}
+    asked["targets"] = [_class(target, explainer.labels) for target in difference or targets]
+    wanted = _arguments(options, layers=layers) | {name: value or None for name, value in asked.items()}
     results = explain_all(explainer, source, skip=skip, words=words, options=wanted, phrase=_in_options)
     tables = None
     if not quiet and not outputs.to_screen:
         tables = Tables(difference=wanted["targets"] if difference else None, layers=layers)
     run(results, outputs, tables=tables, say=say, keep=session.keep, total=total)
+
+
+def _arguments(options: Mapping[str, Any], *, layers: bool) -> dict[str, Any]:
+    """Those of ``explain_iter`` that options of the command line say."""
+    from .commands.values import blocks
+
+    found = {name: value for name, value in options.items() if value is not None}
+    if "sources" in found:
+        found["sources"] = blocks(found["sources"])
+    if "continuation" in found:
+        found["continuation"] = [found["continuation"]]
+    return found | ({"stages": ("encoder",), "stage_output": "norm"} if layers else {})
 
 
 @cli.command()

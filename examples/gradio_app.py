@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 from decompx_fast import DecompX
 
@@ -14,22 +15,27 @@ def explainer() -> DecompX:
 
 
 def explain(text: str) -> str:
-    """The explanation as HTML, which is escaped and needs no scripts: for ``gr.HTML``, or Streamlit's ``st.html``."""
+    """The explanation as HTML, which is escaped and needs no scripts."""
     if not text.strip():
         return "<p>Type a text.</p>"
     return explainer()(text).to_html()
 
 
-def main() -> None:
-    """Serve the page on this machine alone."""
+def page() -> Any:
+    """The page (``gradio.Blocks``)."""
     import gradio
 
-    with gradio.Blocks(title="decompx_fast") as page:
+    with gradio.Blocks(title="decompx_fast") as blocks:
         text = gradio.Textbox(label="Text", value="The plot is thin, but the two leads are a joy to watch.")
         shown = gradio.HTML()
         text.submit(explain, text, shown)
-        page.load(explain, text, shown)
-    page.launch(server_name="127.0.0.1")
+        blocks.load(explain, text, shown)
+    return blocks
+
+
+def main() -> None:
+    """Serve the page on this machine alone."""
+    page().launch(server_name="127.0.0.1")
 
 
 if __name__ == "__main__":

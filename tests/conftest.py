@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,36 @@ hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, prin
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "default")
 
 
-def pytest_collection_modifyitems(items: Iterable[pytest.Item]) -> None:
+#: So many cases of each test are run with ``--quick``.
+QUICK_CASES = 4
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--quick",
+        action="store_true",
+        help=f"no tests that are marked slow, and of each other test at most {QUICK_CASES} cases, always the same ones",
+    )
+
+
+def quick(items: list[pytest.Item]) -> list[pytest.Item]:
+    """The tests of ``--quick``: cases are drawn by the name of the test, so that neighbours differ in what they leave
+    out, and every process draws the same."""
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if not item.get_closest_marker("slow"):
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    drawn = [random.Random(name).sample(of_test, min(QUICK_CASES, len(of_test))) for name, of_test in cases.items()]
+    kept = {item.nodeid for of_test in drawn for item in of_test}
+    return [item for item in items if item.nodeid in kept]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("quick"):
+        kept = quick(items)
+        chosen = {*kept}
+        config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+        items[:] = kept
     if HAS_GPU:
         return
     for item in items:

@@ -193,6 +193,7 @@ def test_the_first_error_ends_a_run_that_shall_stop(model, tmp_path):
     assert len(rows_of(out)) == 81
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_full_leaves_whole_parts(model, data, whole, tmp_path):
     """A limit on the size of a file, as the system's signal and error for it, in a process of its own."""
     out = tmp_path / "out"

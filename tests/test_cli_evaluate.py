@@ -27,6 +27,7 @@ def run(capsys, *arguments: str) -> tuple[int, str, str]:
     return code, captured.out, captured.err
 
 
+@pytest.mark.slow
 def test_evaluate_prints_the_table_that_it_writes(capsys, folder, data, tmp_path):
     out = tmp_path / "out"
     arguments = (

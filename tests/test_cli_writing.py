@@ -17,6 +17,7 @@ from decompx_fast.calls import job
 from decompx_fast.cli import main
 
 
+@pytest.mark.slow
 def test_a_page_is_written_as_it_grows(explain, tmp_path, monkeypatch):
     """No more explanations are held than the batches that are computed ahead."""
     import gc

@@ -35,6 +35,7 @@ def test_emulation_says_what_is_wrong(name, said):
     assert said in run_bad(name)[0]
 
 
+@pytest.mark.slow
 def test_a_missing_barrier_shows_in_one_of_the_orders():
     forwards, backwards = (run_bad("race", backwards=order)[1] for order in (False, True))
     assert forwards != backwards

@@ -58,6 +58,7 @@ def test_adapter_is_small() -> None:
     assert ADAPTER.stat().st_size < 1_500_000
 
 
+@pytest.mark.slow
 def test_accuracy_on_heldout_sentences(classifier: tuple[Any, Any], data_dir: Path) -> None:
     model, tokenizer = classifier
     rows = sorted(heldout(data_dir), key=lambda row: len(row[1]))  # like lengths in a batch: little padding

@@ -109,6 +109,7 @@ def test_pytest_that_is_interrupted_says_what_passed(run, tmp_path):
     assert "KeyboardInterrupt" in files["tests.log"]
 
 
+@pytest.mark.slow
 def test_shards_run_every_test_once(run, tmp_path):
     path = _write(tmp_path / "test_it.py", "".join(f"def test_{n}(): pass\n" for n in range(7)))
     pytest_ = (sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "-p", "shards", "-c", "/dev/null")

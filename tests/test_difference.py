@@ -43,6 +43,8 @@ def test_difference_of_two_rules_keeps_every_shared_target(explainer):
     told = account(found, 0)
     assert told.status == "Left out" and told.is_sound
     assert [side["name"] for side in found.metadata["difference"]] == ["absdot", "none"]
+    page = found.to_html(full=True)  # where nothing is called predicted
+    assert "<dt>Difference</dt>" in page and "Predicted" not in page.partition("<script>")[0]
 
 
 def test_difference_of_two_tokenizers_sums_to_difference_of_totals():

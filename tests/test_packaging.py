@@ -251,6 +251,18 @@ def test_command_starts(environment: Environment) -> None:
     assert decompx_fast.__version__ in printed
 
 
+@pytest.mark.slow
+def test_a_clone_beside_a_script_is_not_taken_for_the_package(
+    environment: Environment, source: Path, tmp_path: Path
+) -> None:
+    """The clone is a folder of the package's name, and the script's folder is first on the path."""
+    (tmp_path / "decompx_fast").symlink_to(source)
+    (tmp_path / "script.py").write_text("import decompx_fast\nprint(decompx_fast.__version__, decompx_fast.__file__)")
+    printed = python(tmp_path / "script.py", cwd=tmp_path, executable=environment.executable)
+    version, path = printed.split()
+    assert version == decompx_fast.__version__ and Path(path).is_relative_to(environment.code)
+
+
 PROBE = '''
 import importlib, importlib.util, os, sys, traceback
 from importlib import metadata

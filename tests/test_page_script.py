@@ -58,6 +58,11 @@ def test_target_is_switched_and_set_beside_another(browser, tmp_path):
     beside = COLOURS.replace(".dx-text:not(.dx-beside)", ".dx-text.dx-beside")
     both = [*expected(one, 0), *expected(one, 1, minus=0)]
     assert browser.run(beside, 0) == pytest.approx(both, abs=2e-3)
+    notes = browser.run("return [...document.querySelectorAll('.dx-note.dx-beside')].map((node) => node.textContent)")
+    coloured = (one.scores[:, 0], one.scores[:, 1] - one.scores[:, 0])
+    full = [float(scores[1:-1].abs().max()) for scores in coloured]
+    assert [note.rpartition(", full at ")[0] for note in notes] == [LABELS[0], f"{LABELS[1]} less {LABELS[0]}"]
+    assert [float(note.rpartition(" ")[2]) for note in notes] == pytest.approx(full, rel=5e-3)
 
 
 def test_words_have_the_sum_of_their_tokens(browser, tmp_path):

@@ -158,6 +158,7 @@ def test_copies_share_or_do_not_share_the_model(folder):
     assert copy.deepcopy(explainer).model is not explainer.model
 
 
+@pytest.mark.slow
 def test_one_explainer_in_16_threads(folder):
     explainer = DecompX.from_pretrained(folder, bias="none")
     texts = [f"{TEXT} {'very ' * (n % 8)}good" for n in range(32)]

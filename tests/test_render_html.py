@@ -177,6 +177,7 @@ def test_html_outweighs_the_style_of_a_notebook() -> None:
     assert min(selector.count(".") for selector in selectors) >= 3
     whole = ".decompx-fast" * 3
     assert re.search(rf"{re.escape(whole)}, {re.escape(whole)} \* \{{ all: revert; \}}", styles)
+    assert "all: revert" not in Reader(sample("A good film.").to_html(full=True)).styles  # with no other style
 
 
 def test_html_legend_and_table_have_the_numbers() -> None:

@@ -168,6 +168,15 @@ def test_page_shows_words_and_texts_and_escapes_them():
     assert "no text was explained" in summarize([]).to_html(full=True)
 
 
+def test_what_options_leave_out_is_said_and_not_called_incomplete():
+    whole, without = simple([2.0, -1.0]), simple([2.0, -1.0], options={"bias": "none"}, completeness_error=0.75)
+    said = "Scores leave out the biases, by design: up to 0.75 of a target&#39;s value in a text."
+    found = summarize([whole, without])
+    assert found.left_out_by_design == ("the biases",) and found.to_dict()["left_out_by_design"] == ["the biases"]
+    assert said in found.to_html() and "Complete" not in found.to_html()
+    assert said not in summarize([whole]).to_html() and "<dt>Complete</dt>" in summarize([whole]).to_html()
+
+
 def test_views_of_real_texts(several, tmp_path):
     found = summarize(several, by="predicted")
     assert found._repr_html_().startswith("<div") and "Summary(5 texts" in repr(found)

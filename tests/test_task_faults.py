@@ -25,6 +25,15 @@ def explainers() -> dict[str, DecompX]:
 SENTENCE = task_models.INPUTS["token-classification"]
 
 
+def test_a_choice_is_a_pair(explainers):
+    chooser, pair = explainers["multiple-choice"], task_models.INPUTS["multiple-choice"]
+    asked = {"match": ("is one text", "how well a second text, the choice, goes with a first", "as a tuple")}
+    refuses(chooser, pair[0], **asked)
+    refuses(chooser, [pair, pair[1]], **asked)
+    ids = chooser.tokenizer(*pair)["input_ids"]
+    assert torch.equal(chooser(pair).scores[:, 0] != 0, chooser(ids).scores[:, 0] != 0)  # of ids alone nothing is known
+
+
 @pytest.mark.parametrize("at", [np.array([1, 2]), torch.tensor([1, 2]), torch.tensor(2.0), Word("a"), Word(1.5)])
 def test_places_that_are_no_numbers_are_refused(explainers, at):
     refuses(explainers["token-classification"], SENTENCE, at=at, match=("at=",))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from encoder_decoders import CASES, END, GERMAN, PAD, T5_LIKE, model_of, tokenizer
@@ -62,6 +64,19 @@ def test_each_token_of_a_given_output_is_a_column(case, engine, bias):
     later = torch.arange(len(found))[:, None] > len(ids_of(TEXT, end=True)) + torch.arange(5)
     assert (found.scores[later] == 0).all()  # a token of the output owes nothing to what comes after it
     assert found.source_text(len(found) - 1).strip() == "auf"
+
+
+@pytest.mark.parametrize("head", [None, "ForSequenceClassification"])
+def test_types_of_tokens_that_a_tokenizer_makes_and_the_model_does_not_take_are_left_out(head):
+    typed = copy.copy(tokenizer())
+    typed.model_input_names = ["input_ids", "token_type_ids", "attention_mask"]
+    model = model_of("flan_t5", head)
+    asked = [{}] if head else [{}, {"continuation": OUTPUT}, {"generate": 3}]
+    for question in asked:
+        found, expected = (DecompX(model, one).explain(TEXT, **question) for one in (typed, tokenizer()))
+        assert torch.equal(found.scores, expected.scores) and found.tokens == expected.tokens
+    with pytest.raises(InputError, match="holds token_type_ids, which a model with a decoder does not take: leave it"):
+        DecompX(model, typed).explain(typed(TEXT))
 
 
 def test_a_text_and_its_ids_are_the_same_output():

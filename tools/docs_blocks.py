@@ -159,7 +159,7 @@ def _run(words: list[str], where: str) -> str:
 
     from decompx_fast.cli import cli
 
-    done = CliRunner().invoke(cli, words, catch_exceptions=False, env={"COLUMNS": "100"})
+    done = CliRunner().invoke(cli, words, catch_exceptions=False, env={"COLUMNS": "80"})
     if done.exit_code != 0:
         raise BlockError(f"{where}: {' '.join(words)} ended with {done.exit_code}: {done.output}")
     return done.stdout

@@ -46,7 +46,8 @@ def executed(notebook: Any) -> Any:
             found, kernel_name="python3", record_timing=False, resources={"metadata": {"path": folder}}
         )
         path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-        client.execute(env={**os.environ, "PYTHONPATH": path})
+        own = {name: value for name, value in os.environ.items() if name != "MPLBACKEND"}  # a notebook shows its plots
+        client.execute(env=own | {"PYTHONPATH": path})
     for cell in found.cells:
         if cell.cell_type == "code":  # what libraries warn of is the environment's
             cell.outputs = [one for one in cell.outputs if one.get("name") != "stderr"]

@@ -15,15 +15,16 @@ from ..engines.choose import Execution
 from ..engines.exchange import Exchange
 from ..engines.shape import ModelShape
 from ..errors import OptionError, shown, warn_user
-from ..linearize.linearization import specification
+from ..linearize.linearization import specification, taken_inputs
 from ..linearize.spec import ModelSpec
-from ..models.tasks import FOLLOWS, WRITES_ANEW, WRITES_ON
+from ..models.tasks import PAIRS, WRITES_ANEW, WRITES_ON
 from ..request.batching import stream
 from ..request.decoding import with_text_again
 from ..request.encoding import Reader
 from ..request.focus import FOCUS_TOKENS
 from ..request.naming import with_ids
 from ..request.pictures import PictureReader
+from ..request.prepared import MODEL_INPUTS
 from ..request.sounds import SoundReader
 from ..request.sources import check_unit, with_sources
 from ..request.targets import resolve_targets
@@ -225,7 +226,8 @@ class Call(Question):
                 device=explainer.device,
                 split=self.is_split_into_words,
                 prompts=goes_on,
-                pairs=explainer.task == FOLLOWS,
+                pairs=PAIRS.get(explainer.task),
+                takes=taken_inputs(explainer.model, MODEL_INPUTS),
             )
         encoded, single = reader.read(texts)
         if self.ids is not None:

@@ -12,13 +12,14 @@ from ..engines.shape import ModelShape
 from ..errors import InputError
 from ..linearize.architectures import unwrap
 from ..linearize.copies import Copies
-from ..linearize.linearization import specification
+from ..linearize.linearization import specification, taken_inputs
 from ..linearize.sentence import SentenceEncoder
 from ..linearize.spec import InputLimits
 from ..linearize.towers import TwoTowers
 from ..request.encoded import Encoded
 from ..request.encoding import Reader
 from ..request.pictures import PictureReader
+from ..request.prepared import MODEL_INPUTS
 
 
 class Model(Protocol):
@@ -71,7 +72,7 @@ def encoders_of(explainer: Model, *, truncate: bool) -> tuple[Encoder, Encoder]:
     model, tokenizer = unwrap(explainer.model), explainer.tokenizer
     if not isinstance(model, TwoTowers):
         spec = specification(explainer.model, explainer.copies)
-        reader = text_reader(tokenizer, spec.limits, truncate=truncate, device=explainer.device)
+        reader = text_reader(explainer.model, tokenizer, spec.limits, truncate=truncate, device=explainer.device)
         encoder = Encoder(explainer.model, explainer.copies, ModelShape.from_spec(spec), reader)
         return encoder, encoder
     found = []
@@ -79,17 +80,28 @@ def encoders_of(explainer: Model, *, truncate: bool) -> tuple[Encoder, Encoder]:
         spec = specification(tower, copies)
         if spec.limits.picture is None:
             own = getattr(tokenizer, "tokenizer", tokenizer)
-            one: Reader | PictureReader = text_reader(own, spec.limits, truncate=truncate, device=explainer.device)
+            one: Reader | PictureReader = text_reader(
+                tower, own, spec.limits, truncate=truncate, device=explainer.device
+            )
         else:
             one = PictureReader(getattr(tokenizer, "image_processor", None), spec.limits.picture)
         found.append(Encoder(tower, copies, ModelShape.from_spec(spec), one))
     return found[0], found[1]
 
 
-def text_reader(tokenizer: Any, limits: InputLimits, *, truncate: bool, device: torch.device) -> Reader:
+def text_reader(
+    model: nn.Module, tokenizer: Any, limits: InputLimits, *, truncate: bool, device: torch.device
+) -> Reader:
     """A reader of texts for a model with these limits."""
-    pad_to = limits.positions if limits.padded else None
-    return Reader(tokenizer, limits.positions, sizes=limits.sizes, truncate=truncate, device=device, pad_to=pad_to)
+    return Reader(
+        tokenizer,
+        limits.positions,
+        sizes=limits.sizes,
+        truncate=truncate,
+        device=device,
+        pad_to=limits.positions if limits.padded else None,
+        takes=taken_inputs(model, MODEL_INPUTS),
+    )
 
 
 def texts_of(reader: Reader, items: Any, name: str) -> tuple[list[Encoded], bool]:

@@ -11,11 +11,12 @@ from torch import Tensor
 from ..errors import InputError, NumericalError
 from ..explainer import DecompX
 from ..linearize.architectures import describe, unwrap
-from ..linearize.linearization import input_limits, only_device, specification
+from ..linearize.linearization import input_limits, only_device, specification, taken_inputs
 from ..linearize.model_run import plain_mode, run_model, undisturbed
 from ..models.digest import model_sha256
 from ..request.encoded import Encoded
 from ..request.encoding import Reader
+from ..request.prepared import MODEL_INPUTS
 
 #: Positions in one batch; inputs of a batch are equally long, so that none is padded.
 BATCH_POSITIONS = 2**12
@@ -94,7 +95,13 @@ class Classifier:
             InputError: for a text that cannot be used, naming it by its place.
         """
         limits = input_limits(self.model)
-        reader = Reader(self.explainer.tokenizer, limits.positions, sizes=limits.sizes, truncate=truncate)
+        reader = Reader(
+            self.explainer.tokenizer,
+            limits.positions,
+            sizes=limits.sizes,
+            truncate=truncate,
+            takes=taken_inputs(self.model, MODEL_INPUTS),
+        )
         named = zip(texts, places or (f"input {n}" for n in range(len(texts))), strict=True)
         found = [reader.read_one(text, place) for text, place in named]
         reader.notices.say()

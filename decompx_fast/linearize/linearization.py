@@ -8,8 +8,9 @@ is not computed a second time.
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import Literal
@@ -349,6 +350,21 @@ def input_limits(model: nn.Module) -> InputLimits:
         UnsupportedModelError: if the model is not what its architecture says.
     """
     return specification(model).limits
+
+
+def taken_inputs(model: nn.Module, names: Sequence[str]) -> tuple[str, ...]:
+    """Of these names of inputs those that a model's ``forward`` has; all, of one that does not name its token ids.
+
+    Args:
+        model: of texts; a module around an encoder takes what that does.
+        names: such as ``input_ids`` and ``token_type_ids``.
+    """
+    model = unwrap(model)
+    known = inspect.signature(type(model).forward).parameters
+    encoder = getattr(model, "encoder", None)
+    if "input_ids" not in known:
+        return taken_inputs(encoder, names) if isinstance(encoder, nn.Module) else tuple(names)
+    return tuple(name for name in names if name in known)
 
 
 def specification(model: nn.Module, copies: Copies | None = None) -> ModelSpec:

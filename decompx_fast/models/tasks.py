@@ -73,8 +73,11 @@ KINDS = {
 #: The tasks of models that write: on from a prompt, or by a decoder from what an encoder reads.
 WRITES_ON, WRITES_ANEW = "text-generation", "text2text-generation"
 
-#: The task of models that say whether a text follows another.
-FOLLOWS = "next-sentence-prediction"
+#: The tasks of models that read two texts at once, and what they say of these.
+PAIRS = {
+    "next-sentence-prediction": "whether a second text follows a first",
+    "multiple-choice": "how well a second text, the choice, goes with a first",
+}
 
 #: The tasks of models that read pictures, and sounds.
 PICTURES, SOUNDS = "image-classification", "audio-classification"

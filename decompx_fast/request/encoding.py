@@ -54,8 +54,9 @@ class Reader:
         device: the model's; tensors that the user prepared must be there, everything else is moved.
         split: texts are lists of words.
         prompts: inputs are what a language model goes on from, which the beginning of text alone may be.
-        pairs: inputs are two texts each, about which the model says whether the second follows the first.
+        pairs: inputs are two texts each; what the model says of them, for the message where one is given.
         pad_to: texts are padded to so many tokens, which the model reads as any others; ``None``: to none.
+        takes: of :data:`MODEL_INPUTS` those that the model takes; what else a tokenizer makes of a text is left out.
     """
 
     def __init__(
@@ -69,13 +70,15 @@ class Reader:
         device: torch.device | None = None,
         split: bool = False,
         prompts: bool = False,
-        pairs: bool = False,
+        pairs: str | None = None,
         pad_to: int | None = None,
+        takes: Sequence[str] = MODEL_INPUTS,
     ) -> None:
         self.split = split
         self.pad_to = pad_to
         self.prompts = prompts
         self.pairs = pairs
+        self.takes = takes
         self.tokenizer = tokenizer
         self.max_positions = max_positions
         self.sizes = sizes or {}
@@ -140,7 +143,7 @@ class Reader:
         length = len(encoding["input_ids"])
         if self.truncate and self._is_too_long(length):
             encoding = self._tokenize(texts, where, truncation=True, max_length=self.max_positions)
-        inputs = {name: whole(encoding[name], where) for name in MODEL_INPUTS if name in encoding}
+        inputs = {name: whole(encoding[name], where) for name in self.takes if name in encoding}
         special = self._special(inputs["input_ids"], encoding.get("special_tokens_mask"))
         if all(special):
             raise InputError(
@@ -172,7 +175,7 @@ class Reader:
                 f"the tokenizer ({type(self.tokenizer).__name__}) does not tell which word a token is of: words that "
                 "were split before need a fast tokenizer; join them into a text"
             )
-        inputs = {name: whole(encoding[name], where) for name in MODEL_INPUTS if name in encoding}
+        inputs = {name: whole(encoding[name], where) for name in self.takes if name in encoding}
         special = self._special(inputs["input_ids"], encoding.get("special_tokens_mask"))
         words, spans = places_of_words(encoding, special, parts)
         return self._finish(
@@ -258,8 +261,8 @@ class Reader:
             raise InputError(f"{where} has no tokens: there is nothing to explain")
         if self.pairs and _is_one_text(inputs, texts):
             raise InputError(
-                f"{where} is one text, and this model says whether a second text follows a first: give a pair of texts "
-                "as a tuple, (first, second)"
+                f"{where} is one text, and this model says {self.pairs}: give a pair of texts as a tuple, "
+                "(first, second)"
             )
         special = self._special(ids) if special is None else special
         if self._is_too_long(len(ids)):

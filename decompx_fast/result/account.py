@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .display import largest_magnitude, score_format
 
@@ -87,7 +88,7 @@ def account(explanation: Explanation, column: int) -> Account:
     apart = None if parts is None else float(parts[column])
     apart_name = "" if parts is None else "baseline" if averaged else "bias token"
     remainder = value - sources - (apart or 0.0)
-    left_out = [what for (name, choice), what in LEFT_OUT.items() if explanation.options.get(name) == choice]
+    left_out = left_out_of(explanation.options)
     if averaged:  # whatever was left out of each version, the difference is shared as a whole
         left_out = []
     if are_norms(explanation):
@@ -104,10 +105,15 @@ def account(explanation: Explanation, column: int) -> Account:
     return Account(value, sources, apart, apart_name, remainder, name, value_name, status, extent, sound)
 
 
+def left_out_of(options: Mapping[str, Any]) -> list[str]:
+    """What options leave out of the decomposition on purpose."""
+    return [what for (name, choice), what in LEFT_OUT.items() if options.get(name) == choice]
+
+
 def account_of_pair(pair: PairExplanation) -> tuple[str, str, bool]:
     """The status of a pair's scores, a sentence on it, and whether it is sound; as :class:`Account` has them."""
     missing = pair.value - pair.total
-    left_out = [what for (name, choice), what in LEFT_OUT.items() if pair.options.get(name) == choice]
+    left_out = left_out_of(pair.options)
     if left_out:
         written = score_format([pair.value, missing])(missing)
         return "Left out", f"{_listed(left_out)}, by design: the scores lack {written} of the similarity", True

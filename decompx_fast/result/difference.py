@@ -12,11 +12,8 @@ import torch
 from ..errors import InputError
 from .account import LEFT_OUT, are_norms
 from .explanation import Explanation
-from .kinds import SourceUnit, Target
+from .kinds import DIFFERENCE, SourceUnit, Target
 from .words import Span, group_by_word
-
-#: In the metadata of a difference: what it is of.
-DIFFERENCE = "difference"
 
 
 def difference(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from .blocks import block_of, encoder_sources
-from .kinds import FOCUS
+from .kinds import DIFFERENCE, FOCUS
 from .tokens import readable_tokens, visible_whitespace
 
 if TYPE_CHECKING:
@@ -271,6 +271,11 @@ def outcomes(explanation: Explanation) -> list[Outcome]:
         also = sum(index in predicted for index in order[len(shown) :])
         rows.append(Outcome(f"{len(order) - len(shown)} more", f"below, {also} predicted" if also else "below", False))
     return rows
+
+
+def outcomes_name(explanation: Explanation) -> str:
+    """What :func:`outcomes` are: a model predicts them; a difference of two explanations is none's prediction."""
+    return "Difference" if DIFFERENCE in explanation.metadata else "Predicted"
 
 
 def _readings(explanation: Explanation) -> list[Outcome]:

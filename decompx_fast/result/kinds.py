@@ -14,6 +14,9 @@ EngineName = Literal["reference", "forward", "adjoint"]
 #: Under this name the metadata of an explanation say which tokens stayed sources of their own (``sources="focus"``).
 FOCUS = "focus"
 
+#: And under this one those of a difference say what it is of.
+DIFFERENCE = "difference"
+
 #: A target as users name it: a name, the index of a class, or None for the predicted class.
 Target: TypeAlias = str | SupportsIndex | None
 

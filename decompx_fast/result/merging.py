@@ -16,7 +16,7 @@ from .explanation import Explanation
 from .kinds import Target
 from .pair import PairExplanation, PairSide
 from .tokens import readable_tokens
-from .words import NO_PLACES, Span, group_by_number, group_by_word
+from .words import NO_PLACES, Span, TokenGroup, group_by_number, group_by_word
 
 
 def merge_words(explanation: Explanation) -> Explanation:
@@ -38,13 +38,11 @@ def merge_words(explanation: Explanation) -> Explanation:
         groups = group_by_number(explanation.word_ids, explanation.spans)
     else:
         groups = group_by_word(explanation.spans, explanation.special, explanation.texts)
-    group_of_token = torch.empty(len(explanation), dtype=torch.long)
-    for index, group in enumerate(groups):
-        group_of_token[list(group.positions)] = index
+    word_of_token = _word_of_token(groups, len(explanation))
 
     def merge(values: torch.Tensor) -> torch.Tensor:
         merged = torch.zeros(len(groups), len(explanation.targets), dtype=torch.float64)
-        return merged.index_add_(0, group_of_token, values.double())  # [word, c]
+        return merged.index_add_(0, word_of_token, values.double())  # [word, c]
 
     return replace(
         explanation,
@@ -59,6 +57,15 @@ def merge_words(explanation: Explanation) -> Explanation:
         word_ids=None,
         metadata=_with_blocks(explanation, [group.positions for group in groups]),
     )
+
+
+def _word_of_token(groups: Sequence[TokenGroup], count: int) -> torch.Tensor:
+    """The number of each token's group, ``[k]``."""
+    found = [0] * count
+    for index, group in enumerate(groups):
+        for position in group.positions:
+            found[position] = index
+    return torch.tensor(found)
 
 
 def _with_blocks(explanation: Explanation, groups: Sequence[Sequence[int]]) -> Mapping[str, Any]:
@@ -131,9 +138,7 @@ def _merged_side(side: PairSide, name: str) -> tuple[PairSide, torch.Tensor]:
     if not any(side.spans) and not all(side.special):
         raise InputError(f"words() cannot merge the tokens of {name}: {NO_PLACES}.")
     groups = group_by_word(side.spans, side.special, side.texts)
-    word_of_token = torch.empty(len(side), dtype=torch.long)
-    for index, group in enumerate(groups):
-        word_of_token[list(group.positions)] = index
+    word_of_token = _word_of_token(groups, len(side))
     merged = replace(
         side,
         tokens=tuple(_group_name(side, group.positions, group.span) for group in groups),

@@ -17,6 +17,7 @@ from .display import (
     labels_with_blocks,
     layout_text,
     outcomes,
+    outcomes_name,
     percent,
     plural,
     predicted_classes,
@@ -161,6 +162,7 @@ def _html_view(explanation: Explanation, target: Target) -> dict[str, Any]:
     value, source_sum, apart = totals.written()
     return {
         "template": "explanation.html.jinja",
+        "outcomes_name": outcomes_name(explanation),
         "outcomes": [(printable(name), outcome, predicted) for name, outcome, predicted in outcomes(explanation)],
         "target": printable(explanation.targets[column]),
         "value_name": totals.value_name,

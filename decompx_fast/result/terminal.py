@@ -38,6 +38,7 @@ from .display import (
     labels_with_blocks,
     layout_text,
     outcomes,
+    outcomes_name,
     plural,
     score_format,
     shown_in,
@@ -125,7 +126,7 @@ class _Terminal:
     """The parts of the terminal view of one target."""
 
     def __init__(self, explanation: Explanation, column: int, encoding: str) -> None:
-        self.explanation = explanation
+        self.explanation = self.said = explanation
         self.column = column
         self.encoding = encoding
         self.scores: list[float] = explanation.scores[:, column].tolist()
@@ -143,7 +144,7 @@ class _Terminal:
         grid = Table.grid(padding=(0, 2))
         grid.add_column(style="bold", no_wrap=True)
         grid.add_column(overflow="fold")
-        grid.add_row("Predicted", self.prediction())
+        grid.add_row(outcomes_name(self.said), self.prediction())
         value, source_sum, apart = self.account.written()
         explained = f"{explanation.targets[column]}: {self.account.value_name} {value}"
         grid.add_row("Explained", Text(self.plain(explained)))
@@ -160,12 +161,8 @@ class _Terminal:
         return grid
 
     def prediction(self) -> Text:
-        return self.predicted(self.explanation)
-
-    def predicted(self, explanation: Explanation) -> Text:
-        """What the model says in an explanation."""
         text = Text()
-        for index, (name, value, is_predicted) in enumerate(outcomes(explanation)):
+        for index, (name, value, is_predicted) in enumerate(outcomes(self.said)):
             if index:
                 text.append(", ")
             text.append(self.plain(name), style="bold" if is_predicted else "dim")
@@ -255,18 +252,15 @@ class _TwoTargets(_Terminal):
 
     def __init__(self, explanation: Explanation, target: Target, other: Target, encoding: str) -> None:
         columns = explanation.column(target), explanation.column(other)
-        self.of = explanation
         self.names = [explanation.targets[column] for column in columns]
         if columns[0] == columns[1]:
             listed = ", ".join(map(repr, explanation.targets))
             raise InputError(f"other={other!r} is the target itself: name two of those that were explained, {listed}.")
         super().__init__(difference(explanation, explanation, target=target, other=other), 0, encoding)
+        self.said = explanation  # of which the model's prediction is shown
         scores = [explanation.scores[:, column].tolist() for column in columns]
         self.beside = dict(zip(self.names, scores, strict=True))
         self.number = score_format([*self.scores, *scores[0], *scores[1]])
-
-    def prediction(self) -> Text:
-        return self.predicted(self.of)
 
     def legend(self) -> Text:
         first, second = map(self.plain, self.names)

@@ -9,6 +9,7 @@ import unicodedata
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal, NamedTuple
 
 Span = tuple[int, int, int]
@@ -248,6 +249,7 @@ def _is_flag_letter(char: str) -> bool:
     return "\U0001f1e6" <= char <= "\U0001f1ff"
 
 
+@lru_cache(maxsize=4096)
 def _kind(char: str) -> _Kind:
     if char.isspace() or char == _ZERO_WIDTH_SPACE:
         return "space"

@@ -114,6 +114,8 @@ class Summary:
         ungrouped: explanations that ``by`` gave no group.
         left_out: words that were dropped since there are too many, and their places.
         largest_completeness_error: of all explanations, in logit units.
+        left_out_by_design: what options keep out of the scores of some, such as ``the biases`` of ``bias="none"``;
+            the largest error is then what that adds to a target.
     """
 
     words: tuple[str, ...]
@@ -127,6 +129,7 @@ class Summary:
     ungrouped: int
     left_out: tuple[int, int]
     largest_completeness_error: float
+    left_out_by_design: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.words)
@@ -250,6 +253,7 @@ class Summary:
             "ungrouped": self.ungrouped,
             "left_out": {"words": self.left_out[0], "places": self.left_out[1]},
             "largest_completeness_error": self.largest_completeness_error,
+            "left_out_by_design": [*self.left_out_by_design],
             "words": [vars(word) for top in tops for word in top],
         }
 

@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias, get_args
 import numpy as np
 
 from ..errors import InputError
-from ..result.account import are_norms
+from ..result.account import are_norms, left_out_of
 from ..result.display import source_labels
 from ..result.explanation import Explanation
 from ..result.failure import Failure
@@ -98,6 +98,7 @@ class Tally:
         self.group_texts: dict[str, int] = {}
         self.texts = self.failures = self.ungrouped = self.dropped_words = self.dropped_places = 0
         self.largest_error = 0.0
+        self.by_design: set[str] = set()
         self.sums = np.zeros((0, 0, 5))  # [word, column, (places, texts, score, |score|, score^2)]
         self.samples = np.zeros((0, 0, SAMPLES), np.float32)
         self.shown: dict[tuple[int, int], list[Example]] = {}  # the texts of a word and column, the largest last
@@ -117,6 +118,7 @@ class Tally:
         self.texts += 1
         self.group_texts[group] = self.group_texts.get(group, 0) + 1
         self.largest_error = max(self.largest_error, one.completeness_error)
+        self.by_design.update(left_out_of(one.options))
         columns = self._columns(one, group)
         if not columns:
             return
@@ -220,4 +222,5 @@ class Tally:
             ungrouped=self.ungrouped,
             left_out=(self.dropped_words, self.dropped_places),
             largest_completeness_error=self.largest_error,
+            left_out_by_design=tuple(sorted(self.by_design)),
         )

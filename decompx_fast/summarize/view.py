@@ -81,8 +81,11 @@ def title(target: str, group: str) -> str:
 
 
 def notes(summary: Summary) -> list[str]:
-    """What is not in the summary."""
+    """What is not in the summary, or not in its scores."""
     found = []
+    if summary.left_out_by_design:
+        what, gap = " and ".join(summary.left_out_by_design), summary.largest_completeness_error
+        found.append(f"Scores leave out {what}, by design: up to {gap:.2g} of a target's value in a text.")
     if summary.failures:
         found.append(f"{summary.failures:,} inputs were not explained and are not in it.")
     if summary.ungrouped:
@@ -122,7 +125,7 @@ def page(summary: Summary, n: int, *, by: Order, min_documents: int, full: bool)
         "texts": f"{summary.texts:,}",
         "words": f"{len(summary):,}",
         "groups": [(printable(name), f"{count:,}") for name, count in summary.group_texts.items() if name],
-        "gap": f"{summary.largest_completeness_error:.1e}",
+        "gap": "" if summary.left_out_by_design else f"to within {summary.largest_completeness_error:.1e}",
         "notes": notes(summary),
         "blocks": blocks,
     }

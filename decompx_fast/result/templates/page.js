@@ -153,6 +153,7 @@
     }
     maps.before(make("div", { className: "dx-tools" }, make("label", {}, "Layer ", range)), says);
     show();
+    details.open = articles.length === 1;
   }
 
   // The same text for another target, and for the difference of the two.
@@ -161,17 +162,19 @@
     const rows = [[`${other}`, other, undefined], [`${name} less ${other}`, name, other]];
     let place = last;
     for (const [caption, first, minus] of rows) {
-      const head = make("p", { className: "dx-note dx-beside" }, make("bdi", {}, caption));
+      const head = make("p", { className: "dx-note dx-beside" });
       place.after(head);
       place = head;
+      let full = 0;
       for (const one of texts) {
         const copy = one.cloneNode(true);
         copy.classList.add("dx-beside");
         copy.removeAttribute("tabindex");
         place.after(copy);
         place = copy;
-        colour(article, copy, first, minus, shared);
+        full = Math.max(full, colour(article, copy, first, minus, shared));
       }
+      head.append(make("bdi", {}, caption), `, full at ${written(full)}`);
     }
   }
 
@@ -248,7 +251,7 @@
   if (articles.length > 1) {
     const labels = [...new Set(articles.map((article) => article.dataset.label).filter(Boolean))].sort();
     const targets = [...new Set(articles.slice(0, 10).flatMap((article) => read(article)?.names ?? []))].slice(0, 100);
-    const search = make("input", { type: "search", placeholder: "words of a text, or its name" });
+    const search = make("input", { type: "search", placeholder: "in a text, or a name" });
     const label = make("select", {}, make("option", { value: "", textContent: "all" }));
     labels.forEach((name) => label.append(make("option", { value: name, textContent: name })));
     const order = make("select");
