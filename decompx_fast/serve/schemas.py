@@ -74,10 +74,10 @@ class Options(BaseModel):
     engine: Literal["auto", "forward", "adjoint"] | None = None
     dtype: Literal["float64", "float32", "bfloat16", "float16"] | None = None
     check: Literal["standard", "thorough"] | None = None
-    steps: Annotated[int, Field(ge=1, le=MOST_STEPS)] | Literal["auto"] | None = Field(
+    steps: Annotated[int, Field(ge=1, le=MOST_STEPS)] | Literal["auto", "search"] | None = Field(
         default=None,
         description="Average over texts without the most important tokens, and without random ones: so many of each, "
-        "or auto, as many as it takes until the scores stay.",
+        "or auto, as many as it takes until the scores stay; search: the order of the tokens is searched for.",
     )
     baseline: Literal["mask", "pad", "remove"] | None = None
     seed: Annotated[int, Field(ge=0)] | None = Field(default=None, description="Of the tokens drawn with steps.")
