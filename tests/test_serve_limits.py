@@ -149,6 +149,7 @@ def test_model_that_cannot_be_loaded_is_told():
         (b'{"texts": ["a"], "options": {"workspace_bytes": 9}}', 422, "options.workspace_bytes", "leave it out"),
         (b'{"texts": ["a"], "options": {"generate": 100000}}', 422, "options.generate", "256"),
         (b'{"texts": ["a"], "options": {"steps": "all"}}', 422, "options.steps", "'auto'"),
+        (b'{"texts": ["a"], "options": {"steps": "search"}}', 422, "options.steps", "'auto'"),
         (b'{"texts": ["a"], "options": {"steps": 65}}', 422, "options.steps", "64"),
         (b'{"texts": ["a"], "options": {"steps": 0}}', 422, "options.steps", "1"),
         (b'{"texts": ["a"], "options": {"steps": true}}', 422, "options.steps", "'auto'"),

@@ -181,7 +181,7 @@ def write_report(
         chunks: how many parts a method has.
     """
     evaluation = _summarise(store, setting, labels, metrics, chunks)
-    summary = json.dumps(evaluation.to_dict(), indent=1, ensure_ascii=False) + "\n"
+    summary = json.dumps(_without_nan(evaluation.to_dict()), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     _write(store.folder / "summary.json", summary)
     draw_curves(evaluation.folder, evaluation.methods, metrics, evaluation.accuracy)
     _write(store.folder / "report.md", _page(evaluation))
@@ -207,7 +207,7 @@ def _summarise(
             outcomes = _outcomes(table, setting)
             levels = {metric.name: metric.levels(outcomes) for metric in metrics}
             values[name] = np.stack([levels[metric.name].mean(1) for metric in metrics], 1)
-            curves[name] = {key: np.nanmean(found, 0).tolist() for key, found in levels.items() if found.shape[1] > 1}
+            curves[name] = {key: _means(found).tolist() for key, found in levels.items() if found.shape[1] > 1}
             seconds[name] = float(np.mean(table["seconds"].to_numpy()))
             if outcomes.labels is not None:
                 accuracy = float((table["predicted"].to_numpy() == outcomes.labels).mean())
@@ -267,6 +267,21 @@ def _outcomes(table: Any, setting: Setting) -> Outcomes:
         seed=setting.seed,
         groups=setting.groups,
     )
+
+
+def _means(found: NDArray[np.float64]) -> NDArray[np.float64]:
+    """``[levels]``, the means over the texts ``[n, levels]`` that have a value; NaN where none has."""
+    counts = (~np.isnan(found)).sum(0)
+    return np.where(counts > 0, np.nansum(found, 0) / np.maximum(counts, 1), np.nan)
+
+
+def _without_nan(value: Any) -> Any:
+    """With ``None`` for NaN, which JSON has not."""
+    if isinstance(value, dict):
+        return {key: _without_nan(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_without_nan(one) for one in value]
+    return None if isinstance(value, float) and math.isnan(value) else value
 
 
 def _filled(column: Any) -> NDArray[np.float64]:
