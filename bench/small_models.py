@@ -27,7 +27,7 @@ from decompx_fast import DecompX
 from decompx_fast.evaluation.snippets import Snippet, kept_snippets, split_snippets
 
 QUESTIONS = ("is this praise ?", "is this a complaint ?")
-LAYERS, BATCH, LEARNING_RATE, MAX_TOKENS = 3, 32, 1e-4, 56
+LAYERS, BATCH, MAX_TOKENS = 3, 32, 56
 DEVELOPMENT = 400
 SEED = 0
 
@@ -73,19 +73,23 @@ class Small:
         labels: the names of the classes.
         texts: how many are learnt; ``None``: all.
         epochs: passes over them.
+        rate: of learning, at its highest.
+        clear: those of which the rating is so far from 0 are learnt.
     """
 
     task: Callable[[Sequence[Snippet]], Task]
     labels: tuple[str, str]
     texts: int | None = None
     epochs: int = 1
+    rate: float = 1e-4
+    clear: float = 0.0
 
 
 MODELS = {
     "three-layers": Small(sentiment, ("NEGATIVE", "POSITIVE")),
-    "questions": Small(questions, ("NO", "YES")),
-    "agreement": Small(agreement, ("CONTRADICTION", "AGREEMENT")),
-    "shuffled-labels": Small(shuffled, ("NEGATIVE", "POSITIVE"), texts=480, epochs=24),
+    "questions": Small(questions, ("NO", "YES"), texts=4800, rate=2e-4, clear=0.5),
+    "agreement": Small(agreement, ("CONTRADICTION", "AGREEMENT"), rate=2e-4, clear=0.5),
+    "shuffled-labels": Small(shuffled, ("NEGATIVE", "POSITIVE"), texts=160, epochs=36, rate=2e-4),
 }
 
 
@@ -97,8 +101,8 @@ def ready(name: str, folder: Path) -> Path:
     learnt, development, _ = split_snippets(kept_snippets())
     begin = time.monotonic()
     model, tokenizer = _new(small)
-    texts, labels = small.task(learnt[: small.texts])
-    steps = _train(model, tokenizer, texts, labels, small.epochs)
+    texts, labels = small.task([one for one in learnt if abs(one.rating) >= small.clear][: small.texts])
+    steps = _train(model, tokenizer, texts, labels, small)
     about: dict[str, Any] = {"steps": steps, "texts": len(texts), "seconds": round(time.monotonic() - begin)}
     about["learnt"] = accuracy(model, tokenizer, texts[:DEVELOPMENT], labels[:DEVELOPMENT])
     about["development"] = accuracy(model, tokenizer, *small.task(development[:DEVELOPMENT]))
@@ -122,17 +126,17 @@ def _new(small: Small) -> tuple[Any, Any]:
     return model, demo.tokenizer
 
 
-def _train(model: Any, tokenizer: Any, texts: list[Texts], labels: list[int], epochs: int) -> int:
+def _train(model: Any, tokenizer: Any, texts: list[Texts], labels: list[int], small: Small) -> int:
     """Batches are of texts of like length, in a random order; returns how many steps were made."""
     model.requires_grad_(True).train()
     torch.manual_seed(SEED)
     draw = random.Random(SEED)
     by_length = sorted(range(len(texts)), key=lambda n: sum(len(part) for part in texts[n]))
     batches = [by_length[n : n + BATCH] for n in range(0, len(by_length), BATCH)]
-    steps = epochs * len(batches)
-    optimizer = torch.optim.AdamW(model.parameters(), LEARNING_RATE)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LEARNING_RATE, steps, pct_start=0.1)
-    for _ in range(epochs):
+    steps = small.epochs * len(batches)
+    optimizer = torch.optim.AdamW(model.parameters(), small.rate)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, small.rate, steps, pct_start=0.1)
+    for _ in range(small.epochs):
         draw.shuffle(batches)
         for chosen in batches:
             logits = model(**_inputs(tokenizer, [texts[n] for n in chosen])).logits
