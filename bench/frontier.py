@@ -4,8 +4,8 @@
 
 Reads ``bench/results/faithfulness/summary.json`` (528 texts), ``paths.json`` and, of ``sets.json``, the movie snippets
 (DecompX along paths, searched, and others, on texts of their own). A method that only the later ones have is placed by
-its difference to DecompX there, in AOPC, and by how many times DecompX's seconds it takes there, since machines were not
-equally busy. Writes ``frontier.svg`` and ``frontier.md`` beside them.
+its difference to DecompX there, in AOPC, and by how many times DecompX's seconds it takes there, since machines were
+not equally busy. Writes ``frontier.svg`` and ``frontier.md`` beside them.
 """
 
 from __future__ import annotations
