@@ -284,7 +284,9 @@ def test_ways_of_deleting_stand_side_by_side(folder, tmp_path):
     alone = evaluate(data, folder, out=tmp_path / "mask", **options)
     estimates = found.methods["occlusion"].estimates
     assert list(estimates) == ["aopc-mask", "aopc-pad", "aopc-remove"]
-    assert estimates["aopc-mask"] == pytest.approx(alone.methods["occlusion"].estimates["aopc"], abs=1e-12)
+    # Float32: on some processors the last digits of an input depend on how many are computed together.
+    for found_one, alone_one in zip(estimates["aopc-mask"], alone.methods["occlusion"].estimates["aopc"], strict=True):
+        assert found_one == pytest.approx(alone_one, abs=1e-6)
     assert len({round(one.mean, 9) for one in estimates.values()}) == 3
     assert (tmp_path / "out" / "aopc-pad.svg").exists()
     for wrong in ("blank", "mask,mask", ""):
