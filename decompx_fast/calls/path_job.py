@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ..engines.path import Path, mean_scores, random_sets, step_sizes, trials_of
+from ..engines.path import TRIED, Path, mean_scores, random_sets, step_sizes, trials_of
 from ..errors import InputError, OptionError, warn_user
 from ..linearize.spec import ModelSpec
 from ..request.batching import Pair, inputs_at_once
@@ -24,7 +24,7 @@ from ..result.failure import Failure
 from .compiling import outside_compiler
 from .composing import source_fields
 from .job import Job, run_or_fail
-from .path_search import TRIED, search
+from .path_search import search
 
 #: Steps that grow with the measured change of the scores: the first number, twice as many each time up to the last,
 #: until the scores change by no more than this part of their norm.

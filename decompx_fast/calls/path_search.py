@@ -9,13 +9,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..engines.path import Search, trials_of
+from ..engines.path import TRIED, Search, trials_of
 from ..request.encoded import Encoded
 from ..request.versions import Players, version
 from ..result.explanation import Explanation
-
-#: Sources that are tried in each step.
-TRIED = 3
 
 #: From versions of texts, of any lengths, to what the model says of each, ``[n, c]`` float64.
 Values = Callable[[Sequence[Encoded]], Tensor]

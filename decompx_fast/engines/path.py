@@ -33,6 +33,9 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+#: Sources that a search tries in each step.
+TRIED = 3
+
 
 @dataclass(frozen=True)
 class Step:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from ...calls.path_job import AUTO, SEARCH, Steps
-from ...calls.path_search import TRIED
 from ...config import DecompXConfig
 from ...engines.choose import Execution, attribute, choose_engine
+from ...engines.path import TRIED
 from ...explainer import DecompX
 from ...linearize.layer import Linearization
 from ..linearized import score_batches
@@ -122,7 +121,7 @@ def decompx_paths_auto(problem: Problem) -> list[Tensor]:
     """As :func:`decompx_paths`, with the number of steps by the measured change."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of the texts that 48 steps are too few for
-        return _along_paths(problem, AUTO)
+        return _along_paths(problem, "auto")
 
 
 @method(
@@ -140,10 +139,10 @@ def decompx_search(problem: Problem) -> list[Tensor]:
     Raises:
         InputError: if the tokenizer has no mask token.
     """
-    return _along_paths(problem, SEARCH)
+    return _along_paths(problem, "search")
 
 
-def _along_paths(problem: Problem, steps: Steps) -> list[Tensor]:
+def _along_paths(problem: Problem, steps: int | Literal["auto", "search"]) -> list[Tensor]:
     explainer = DecompX(problem.model, problem.tokenizer)
     scores: list[Tensor] = [torch.empty(0)] * len(problem.inputs)
     alike: dict[tuple[int, int, tuple[str, ...]], list[int]] = {}  # of one class and length, with the same parts
