@@ -53,7 +53,7 @@ class Run:
 HEAD = """# Faithfulness on several sets and models
 
 Rated sentences of four kinds, pairs, and models of several shapes. No text was there when a method or its settings were
-chosen ([tried.md](tried.md)): the movie snippets are those behind the 528 of [report.md](report.md), of the other sets
+chosen (`tried.md`): the movie snippets are those behind the 528 of `report.md`, of the other sets
 they are the first of a shuffled order. Made by
 
 ```sh
