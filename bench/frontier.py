@@ -2,10 +2,10 @@
 
     python bench/frontier.py
 
-Reads ``bench/results/faithfulness/summary.json`` (528 texts) and ``paths.json`` (DecompX along paths and others, on
-texts of their own). A method that only the second has is placed by its difference to DecompX there, in AOPC, and by how
-many times DecompX's seconds it takes there, since machines were not equally busy. Writes ``frontier.svg`` and
-``frontier.md`` beside them.
+Reads ``bench/results/faithfulness/summary.json`` (528 texts), ``paths.json`` and, of ``sets.json``, the movie snippets
+(DecompX along paths, searched, and others, on texts of their own). A method that only the later ones have is placed by
+its difference to DecompX there, in AOPC, and by how many times DecompX's seconds it takes there, since machines were
+not equally busy. Writes ``frontier.svg`` and ``frontier.md`` beside them.
 """
 
 from __future__ import annotations
@@ -29,17 +29,20 @@ class Point(NamedTuple):
     aopc: float
 
 
-def points(whole: dict[str, Any], others: dict[str, Any]) -> list[Point]:
-    """Every method of both, the cheapest first."""
+def points(whole: dict[str, Any], *others: dict[str, Any]) -> list[Point]:
+    """Every method of all, the cheapest first; of several results of a method the first."""
     found = [
         Point(method["label"], whole["seconds_per_text"][name], method["estimates"]["aopc"]["mean"])
         for name, method in whole["methods"].items()
     ]
     seconds, aopc = whole["seconds_per_text"][REFERENCE], whole["methods"][REFERENCE]["estimates"]["aopc"]["mean"]
-    for name, method in others["methods"].items():
-        if name not in whole["methods"]:
-            times = others["seconds_per_text"][name] / others["seconds_per_text"][REFERENCE]
-            found.append(Point(method["label"], seconds * times, aopc + method["differences"]["aopc"]["mean"]))
+    known = set(whole["methods"])
+    for other in others:
+        for name, method in other["methods"].items():
+            if name not in known:
+                times = other["seconds_per_text"][name] / other["seconds_per_text"][REFERENCE]
+                found.append(Point(method["label"], seconds * times, aopc + method["differences"]["aopc"]["mean"]))
+        known |= set(other["methods"])
     return sorted(found, key=lambda point: point.seconds)
 
 
@@ -74,8 +77,8 @@ def table(found: list[Point], best: list[Point]) -> str:
 
 
 def main() -> None:
-    whole, others = (json.loads((RESULTS / name).read_text()) for name in ("summary.json", "paths.json"))
-    found = points(whole, others)
+    whole, paths, sets = (json.loads((RESULTS / f"{name}.json").read_text()) for name in ("summary", "paths", "sets"))
+    found = points(whole, paths, sets["movies"])
     best = frontier(found)
     with rc_context({"svg.hashsalt": "decompx_fast"}):
         draw(found, best).savefig(RESULTS / "frontier.svg", metadata={"Date": None})

@@ -238,11 +238,15 @@ class DecompX(ExplainedModel):
                 the ``targets`` that you want), and as many with random sets of tokens
                 (:mod:`decompx_fast.engines.path`). Versions are explained without biases (two passes of the model),
                 unless the rule is linear in the inputs. ``"auto"``: 3, 6 ... 48 until the scores change by 10 % of
-                their norm or less; ``metadata`` has the number and the last change. The scores add up to the model's
+                their norm or less; ``metadata`` has the number and the last change. ``"search"``: tokens are
+                taken out of the text and into the empty one, one at a time, of the three with the largest scores that
+                which changes the model's values the most; a version is one pass then, and there are twelve for each
+                token. The scores add up to the model's
                 value less ``baseline_logits``, and special tokens, which are never gone, have 0; ``metadata`` has the
                 standard error.
             baseline: what becomes of tokens that are gone: ``"mask"`` (if ``None``) or ``"pad"``, that token takes
-                their place; ``"remove"``, the others close up.
+                their place; ``"remove"``, the others close up. A search has the mean of ``"mask"`` and ``"remove"``
+                if ``None``.
             **options: single options of :class:`DecompXConfig`.
         """
         return start(self, texts, arguments)[0]
@@ -334,7 +338,7 @@ class DecompX(ExplainedModel):
         storage: str = "memory",
         folder: str | None = None,
         ranks: int | None = None,
-        steps: int | Literal["auto"] | None = None,
+        steps: int | Literal["auto", "search"] | None = None,
         baseline: Baseline | None = None,
         **options: Any,
     ) -> Plan | AdjointPlan | FocusPlan | PathPlan:

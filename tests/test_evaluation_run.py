@@ -124,9 +124,8 @@ def test_a_second_run_computes_nothing_and_may_ask_for_other_methods(model, data
     assert again.methods == both.methods
 
 
-def test_differences_to_the_baseline_are_of_the_same_texts(model, data, tmp_path, monkeypatch):
-    monkeypatch.setattr("decompx_fast.evaluation.report.BASELINE", "occlusion")
-    found = evaluate(data, model, out=tmp_path, methods=MARKS, metrics="aopc", limit=60)
+def test_differences_to_the_reference_are_of_the_same_texts(model, data, tmp_path):
+    found = evaluate(data, model, out=tmp_path, methods=MARKS, metrics="aopc", limit=60, reference="occlusion")
     assert found.methods["occlusion"].differences == {}
     rows = pyarrow.parquet.read_table(tmp_path / "results.parquet").to_pylist()
     values = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 
 import evaluation_samples
 import models
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from scipy.stats import spearmanr
 
 from decompx_fast import DecompX
-from decompx_fast.errors import OptionError
+from decompx_fast.errors import InputError, OptionError
 from decompx_fast.evaluation import Method, evaluate
 from decompx_fast.evaluation import sanity as checks
 from decompx_fast.evaluation.classifier import Classifier
@@ -126,6 +127,51 @@ def test_stable_scores_are_stable_under_typing_errors(explainer) -> None:
     assert np.nanmin(checks.typo_stability(by_place)) > 0.3
     random = np.nanmean(checks.typo_stability(trial(explainer, get_method("random"))))
     assert abs(random) < 0.9
+
+
+def test_paraphrases_replace_one_word_by_its_like(explainer) -> None:
+    (encoded,) = Classifier(explainer).encode([("Movies, maybe. the film", "it is big")])
+    found = {checks.paraphrased(encoded, torch.Generator().manual_seed(seed)) for seed in range(40)}
+    assert found == {
+        (("Films, maybe. the film", "it is big"), (0, 0)),
+        (("Movies, perhaps. the film", "it is big"), (0, 1)),
+        (("Movies, maybe. the movie", "it is big"), (0, 3)),
+        (("Movies, maybe. the film", "it is large"), (1, 2)),
+    }
+    (without,) = Classifier(explainer).encode(["a dull plot"])
+    assert checks.paraphrased(without, torch.Generator()) is None
+    found = np.array(checks.paraphrase_stability(trial(explainer, LENGTHS)))
+    assert found[0] == pytest.approx(1.0) and np.isnan(found[2])  # film, movie; none
+
+
+def test_scores_of_shuffled_labels_are_compared_with_those_of_the_model(explainer, tmp_path) -> None:
+    one = trial(explainer, get_method("occlusion"))
+    assert np.isnan(checks.label_randomization(one)).all()
+    other = models.classifier(vocab=models.WORD_PIECES, positions=64, dtype=torch.float64, seed=5)
+    found = checks.label_randomization(dataclasses.replace(one, other=other))
+    again = one.method.score(dataclasses.replace(one.problem, model=other))
+    for row, encoded, before, after in zip(found, one.problem.inputs, one.scores, again, strict=True):
+        free = ~np.array(encoded.special)
+        assert row == [pytest.approx(spearmanr(before.numpy()[free], after.numpy()[free]).statistic, abs=1e-12)]
+
+
+def test_the_model_of_shuffled_labels_is_one_of_the_same_shape(tmp_path) -> None:
+    for name in ("model", "other", "large"):
+        (tmp_path / name).mkdir()
+    model, other = (evaluation_samples.save_classifier(tmp_path / name) for name in ("model", "other"))
+    models.classifier(vocab=models.WORD_PIECES, positions=64, labels=4).save_pretrained(tmp_path / "large")
+    models.word_piece().save_pretrained(tmp_path / "large")
+    data = evaluation_samples.write_texts(tmp_path / "texts.csv", 12)
+    options = {"methods": "occlusion", "metrics": "aopc", "sanity": 4}
+    found = evaluate(data, model, out=tmp_path / "out", random_label_model=other, **options)
+    assert found.methods["occlusion"].fails(found.sanity)  # they are the same
+    assert found.methods["occlusion"].estimates["label-randomization"].mean == pytest.approx(1.0)
+    with pytest.raises(InputError, match="random_label_model=.*weights of other shapes"):
+        evaluate(data, model, out=tmp_path / "no", random_label_model=tmp_path / "large", **options)
+    with pytest.raises(OptionError, match="random_label_model is for the sanity checks"):
+        evaluate(data, model, out=tmp_path / "no", random_label_model=other, methods="random")
+    with pytest.raises(InputError, match="random_label_sha256"):
+        evaluate(data, model, out=tmp_path / "out", **options)
 
 
 def test_words_have_the_sums_of_their_tokens(explainer) -> None:

@@ -69,7 +69,8 @@ MAY_IMPORT = {
         *BELOW_EXPLAINER,
     },
     "calls.focusing": {"calls.job", *BELOW_EXPLAINER},
-    "calls.path_job": {"calls.compiling", "calls.composing", "calls.job", *BELOW_EXPLAINER},
+    "calls.path_search": BELOW_EXPLAINER,
+    "calls.path_job": {"calls.compiling", "calls.composing", "calls.job", "calls.path_search", *BELOW_EXPLAINER},
     "calls.call": {
         "calls.asking",
         "calls.checks",

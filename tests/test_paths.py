@@ -315,11 +315,11 @@ def test_scores_that_do_not_settle_are_said(explainer, monkeypatch) -> None:
     with pytest.warns(UserWarning, match="input 0: with 6 steps its scores still change by .*give steps= a larger"):
         found = explainer(TEXT, steps="auto", targets="POSITIVE")
     assert found.metadata["steps"] == 6
-    with pytest.raises(OptionError, match="steps='many': use a whole number from 1, 'auto', or leave it out"):
+    with pytest.raises(OptionError, match="steps='many': use a whole number from 1, 'auto', 'search', or leave it out"):
         explainer(TEXT, steps="many")
 
 
-def test_the_command_line_and_bulk_take_auto(explainer, tmp_path) -> None:
+def test_the_command_line_and_bulk_take_auto_and_search(explainer, tmp_path) -> None:
     folder = tmp_path / "model"
     explainer.model.save_pretrained(folder)
     explainer.tokenizer.save_pretrained(folder)
@@ -330,6 +330,19 @@ def test_the_command_line_and_bulk_take_auto(explainer, tmp_path) -> None:
     explain_dataset([{"text": TEXT}], str(folder), out=out, workers=0, steps="auto", targets="POSITIVE", progress=False)
     (row,) = load_results(out)
     assert row.metadata["steps"] == said["metadata"]["steps"] >= 6
+    assert main(["explain", TEXT, *asked, "search", "--json", str(tmp_path / "one.json"), "--quiet"]) == 0
+    (said,) = json.loads((tmp_path / "one.json").read_text())
+    explain_dataset(
+        [{"text": TEXT}],
+        str(folder),
+        out=tmp_path / "searched",
+        workers=0,
+        steps="search",
+        targets="POSITIVE",
+        progress=False,
+    )
+    (row,) = load_results(tmp_path / "searched")
+    assert row.metadata["versions"] == said["metadata"]["versions"] > 100
     assert main(["explain", TEXT, *asked, "many"]) == 2
 
 

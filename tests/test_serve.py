@@ -103,6 +103,20 @@ def test_words_details_and_targets(client, explainer):
     assert found["bias_sites"] and found["source_unit"] == "word"
 
 
+def test_steps_are_a_number_or_as_many_as_it_takes(client, explainer):
+    asked = {"targets": 1, "baseline": "remove", "seed": 3}
+    for steps in (3, "auto"):
+        body = {"model": "small", "texts": TEXTS[:1], "options": {**asked, "steps": steps}}
+        (found,) = client.post("/v1/explain", json=body).json()["explanations"]
+        expected = explainer.explain(TEXTS[0], steps=steps, **asked)
+        same(found, expected)
+        assert found["metadata"]["steps"] == expected.metadata["steps"]
+    text = {"name": "text", "datatype": "BYTES", "shape": [1], "data": TEXTS[:1]}
+    request = {"inputs": [text], "parameters": {"targets": 1, "baseline": "remove", "seed": 3, "steps": "auto"}}
+    (first, *_) = client.post("/v2/models/small/infer", json=request).json()["outputs"]
+    same(json.loads(first["data"][0]), expected)
+
+
 def test_what_the_library_refuses_is_422_with_its_message_and_the_clients_own_number(client):
     long = " ".join(["film"] * 50)
     cases = [

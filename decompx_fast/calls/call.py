@@ -75,7 +75,7 @@ class Call(Question):
     check: str = "standard"
     is_split_into_words: bool = False
     read_ahead: int | None = None
-    steps: int | Literal["auto"] | None = None
+    steps: int | Literal["auto", "search"] | None = None
     baseline: Baseline | None = None
 
     def __post_init__(self) -> None:
@@ -186,7 +186,7 @@ class Call(Question):
             else Job(config=config.replace(bias="none"), sources="token", **asked)
         )
         seed = 0 if self.seed is None else self.seed
-        return PathJob(whole, versions, steps=self.steps, baseline=self.baseline or "mask", seed=seed, spec=spec)
+        return PathJob(whole, versions, steps=self.steps, baseline=self.baseline, seed=seed, spec=spec)
 
     def _focusing(self, config: DecompXConfig, spec: ModelSpec, asked: dict[str, Any]) -> Focusing:
         """What names the tokens that stay sources of their own."""

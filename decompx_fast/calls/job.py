@@ -221,6 +221,11 @@ class Job:
             job.likeliest = LIKELIEST
         return job
 
+    def run_model(self, batch: Sequence[Encoded]) -> torch.Tensor:
+        """What the model says of inputs of the same length, ``[b, C]``, without explanations."""
+        with plain_mode(self.explainer.device):
+            return self._linearize(batch, "reference").logits  # which records nothing of the layers
+
     def _linearize(self, batch: Sequence[Encoded], engine: str) -> HuggingFaceLinearization:
         device = self.explainer.device
         names = batch[0].inputs.keys()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Literal
@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ..engines.path import Path, mean_scores, random_sets, step_sizes
+from ..engines.path import TRIED, Path, mean_scores, random_sets, step_sizes, trials_of
 from ..errors import InputError, OptionError, warn_user
 from ..linearize.spec import ModelSpec
 from ..request.batching import Pair, inputs_at_once
@@ -24,13 +24,17 @@ from ..result.failure import Failure
 from .compiling import outside_compiler
 from .composing import source_fields
 from .job import Job, run_or_fail
+from .path_search import search
 
 #: Steps that grow with the measured change of the scores: the first number, twice as many each time up to the last,
 #: until the scores change by no more than this part of their norm.
 AUTO: Literal["auto"] = "auto"
 FIRST_STEPS, MOST_STEPS, TOLERANCE = 3, 48, 0.1
 
-Steps = int | Literal["auto"]
+#: A search for the order in which single sources leave and enter.
+SEARCH: Literal["search"] = "search"
+
+Steps = int | Literal["auto", "search"]
 
 #: What draws the random sets, beside the text and the seed.
 PURPOSE = "paths"
@@ -120,8 +124,9 @@ class PathJob:
     Args:
         whole: explains each text, token by token.
         versions: explains each version of it: the same, by a rule of biases that takes two passes of the model.
-        steps: of each path, at most, and how many random sets there are besides; ``"auto"``: as many as it takes.
-        baseline: what becomes of sources that are gone.
+        steps: of each path, at most, and how many random sets there are besides; ``"auto"``: as many as it takes;
+            ``"search"``: one for each source, whose order is searched for by the model's values.
+        baseline: what becomes of sources that are gone; ``None``: masked, in a search masked and removed.
         seed: of the random sets.
         spec: of the model.
 
@@ -131,15 +136,19 @@ class PathJob:
     """
 
     def __init__(
-        self, whole: Job, versions: Job, *, steps: Steps, baseline: Baseline, seed: int, spec: ModelSpec
+        self, whole: Job, versions: Job, *, steps: Steps, baseline: Baseline | None, seed: int, spec: ModelSpec
     ) -> None:
-        for name, value, least, other in (("steps", steps, 1, ", 'auto'"), ("seed", seed, 0, "")):
-            if isinstance(value, bool) or not (isinstance(value, int) and value >= least or (value == AUTO and other)):
-                raise OptionError(f"{name}={value!r}: use a whole number from {least}{other}, or leave it out")
-        self.steps, self.baseline, self.seed = steps, baseline, seed
-        self.fill = fill_of(baseline, whole.explainer.tokenizer)
+        for name, value, least, others in (("steps", steps, 1, (AUTO, SEARCH)), ("seed", seed, 0, ())):
+            if isinstance(value, bool) or not (isinstance(value, int) and value >= least or value in others):
+                more = "".join(f", {other!r}" for other in others)
+                raise OptionError(f"{name}={value!r}: use a whole number from {least}{more}, or leave it out")
+        self.steps, self.seed = steps, seed
+        usual: tuple[Baseline, ...] = ("mask", "remove") if steps == SEARCH else ("mask",)
+        self.baselines = usual if baseline is None else (baseline,)
+        self.fills = [fill_of(one, whole.explainer.tokenizer) for one in self.baselines]
+        self.fill = self.fills[0]  # of all but the search, which has several
         _check_asked(whole, steps)
-        _check_model(whole, spec, steps, baseline)
+        _check_model(whole, spec, steps, self.baselines)
         self.whole, self.versions = whole, versions
 
     def bytes_of(self, pair: Pair) -> int:
@@ -149,9 +158,22 @@ class PathJob:
     @property
     def rounds(self) -> list[int]:
         """The numbers of steps that are tried one after the other, until one is enough: all, at the most."""
-        if self.steps != AUTO:
+        if isinstance(self.steps, int):
             return [self.steps]
+        if self.steps == SEARCH:
+            return []
         return [FIRST_STEPS * 2**n for n in range(MOST_STEPS.bit_length()) if FIRST_STEPS * 2**n <= MOST_STEPS]
+
+    def versions_along(self, sources: int, columns: int) -> int:
+        """How many versions of a text with so many sources are on the paths of all columns, at the most."""
+        if self.steps == SEARCH:
+            return len(self.fills) * (1 + 2 * columns * trials_of(sources, TRIED))
+        return columns * sum(min(steps, sources) for steps in self.rounds)
+
+    @property
+    def versions_of_sets(self) -> int:
+        """How many versions of a text have random sets of its sources, at the most."""
+        return sum(self.rounds)
 
     @outside_compiler
     def run(self, batch: Sequence[Pair]) -> list[Explanation]:
@@ -161,6 +183,8 @@ class PathJob:
         players = [self._players(encoded, sources) for encoded, sources in batch]
         if self.steps == AUTO:
             along = self._refined(batch, found, players)
+        elif self.steps == SEARCH:
+            along = self._searched(batch, found, players)
         else:
             along = self._along(self.steps, batch, found, players)
         seconds = (time.perf_counter() - start) / len(batch)
@@ -172,7 +196,7 @@ class PathJob:
         return [run_or_fail(self.run, batch) if skip else self.run(batch) for batch in batches]
 
     def _players(self, encoded: Encoded, sources: Sources | None) -> Players:
-        if self.baseline == "remove" and not any(encoded.special):
+        if "remove" in self.baselines and not any(encoded.special):
             raise InputError(
                 f"input {encoded.number}: baseline='remove' takes out all tokens at last, and this text has no special "
                 "tokens that would stay: use baseline='mask' or 'pad'"
@@ -226,6 +250,20 @@ class PathJob:
                 walk.arrive(one)
         return walks
 
+    def _searched(self, batch: Sequence[Pair], found: Sequence[Explanation], players: Sequence[Players]) -> list[Along]:
+        """The order in which the sources of each input are taken, for every column."""
+        searched = search([encoded for encoded, _ in batch], found, players, self._values, self.fills)
+        rows = zip(searched, players, strict=True)
+        return [Along(one.scores, one.baseline, None, len(own), one.versions) for one, own in rows]
+
+    def _values(self, versions: Sequence[Encoded]) -> Tensor:
+        """``[n, c]`` float64, what the model says of inputs of any lengths, in one pass and without scores."""
+        rows: dict[int, Tensor] = {}
+        for places in _at_once(self.versions, versions):
+            logits = self.versions.run_model([versions[place] for place in places]).double().cpu()
+            rows |= dict(zip(places, self.whole.targets.select(logits), strict=True))
+        return torch.stack([rows[place] for place in range(len(versions))])
+
     def _drawn(self, steps: int, encoded: Encoded, players: Players) -> Sets:
         generator = generator_of(encoded.ids, self.seed, PURPOSE)
         return Sets(encoded, players, random_sets(len(players), steps, generator))
@@ -240,7 +278,7 @@ class PathJob:
         scores[players.sources] = along.scores
         about = {
             "steps": along.steps,
-            "baseline": self.baseline,
+            "baseline": " and ".join(self.baselines),
             "seed": self.seed,
             "versions": along.versions,
             "versions_bias": self.versions.config.bias,
@@ -275,19 +313,24 @@ def _averaged(steps: int, whole: Explanation, sets: Sets, of_sets: Tensor, walks
 
 
 def _in_batches(job: Job, versions: Sequence[Encoded]) -> list[Explanation]:
-    """Explain inputs of any lengths, equally long ones together as far as they fit; what each component carries of a
-    version, which takes the most memory, is left out."""
+    """Explain inputs of any lengths; what each component carries of a version, which takes the most memory, is left
+    out."""
+    found: dict[int, Explanation] = {}
+    for places in _at_once(job, versions):
+        ran = job.run([(versions[place], None) for place in places])
+        found |= {place: replace(one, component_shares={}) for place, one in zip(places, ran, strict=True)}
+    return [found[place] for place in range(len(versions))]
+
+
+def _at_once(job: Job, versions: Sequence[Encoded]) -> Iterator[list[int]]:
+    """The places of equally long inputs, as many together as fit."""
     alike: dict[int, list[int]] = {}
     for place, one in enumerate(versions):
         alike.setdefault(len(one), []).append(place)
-    found: dict[int, Explanation] = {}
     for places in alike.values():
         size = inputs_at_once(job.bytes_of((versions[places[0]], None)))
         for first in range(0, len(places), size):
-            some = places[first : first + size]
-            ran = job.run([(versions[place], None) for place in some])
-            found |= {place: replace(one, component_shares={}) for place, one in zip(some, ran, strict=True)}
-    return [found[place] for place in range(len(versions))]
+            yield places[first : first + size]
 
 
 def _check_asked(job: Job, steps: Steps) -> None:
@@ -305,7 +348,7 @@ def _check_asked(job: Job, steps: Steps) -> None:
             raise OptionError(f"{what} cannot be had along a path (steps={steps}): {why()}; leave one of them out")
 
 
-def _check_model(job: Job, spec: ModelSpec, steps: Steps, baseline: Baseline) -> None:
+def _check_model(job: Job, spec: ModelSpec, steps: Steps, baselines: Sequence[Baseline]) -> None:
     """Refuse models whose inputs have no versions, or whose columns depend on the version."""
     task = job.explainer.task
     if spec.limits.picture is not None or spec.limits.sound is not None:
@@ -317,7 +360,7 @@ def _check_model(job: Job, spec: ModelSpec, steps: Steps, baseline: Baseline) ->
         )
     if spec.encoder_layers:
         raise OptionError(f"steps={steps} cannot be had of a model whose decoder reads the text again: leave it out")
-    if baseline == "pad" and callable(spec.read):
+    if "pad" in baselines and callable(spec.read):
         raise OptionError(
             "baseline='pad' moves the position that this model reads, the last that is no padding: use "
             "baseline='remove' or 'mask'"

@@ -87,9 +87,9 @@ def _along_paths(
     return PathPlan(
         whole=plan_of(sources=None, targets=targets, config=job.whole.config),
         along=plan_of(sources=None, targets=0, config=rule, batch=min(batch, of_one)),
-        sets=plan_of(sources=None, targets=targets, config=rule, batch=min(batch * max(job.rounds), of_all)),
-        versions_along=batch * columns * sum(min(steps, sources) for steps in job.rounds),
-        versions_of_sets=batch * sum(job.rounds),
+        sets=plan_of(sources=None, targets=targets, config=rule, batch=min(batch * max(job.rounds, default=1), of_all)),
+        versions_along=batch * job.versions_along(sources, columns),
+        versions_of_sets=batch * job.versions_of_sets,
     )
 
 

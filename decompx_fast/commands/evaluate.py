@@ -10,7 +10,8 @@ from .process import Session, pass_session
 
 # Written out, so that the help need not load them; a test compares them with those that there are.
 METHODS_HELP = """Methods, with commas between: random, occlusion, decompx, decompx-no-bias, decompx-no-ffn,
-decompx-no-head, decompx-released, decompx-paths, decompx-paths-3, raw-attention, effective-attention,
+decompx-no-head, decompx-released, decompx-paths, decompx-paths-3,
+decompx-paths-auto, decompx-search, raw-attention, effective-attention,
 attention-rollout, attention-flow, value-norms, value-norms-residual-ln, globenc, globenc-ffn, alti, value-zeroing,
 saliency-l1, saliency-l2, gradient-x-input, integrated-gradients, integrated-gradients-converged, attn-lrp, lime,
 kernel-shap. The report defines them."""
@@ -36,6 +37,12 @@ editorial-snippets; or a data set of a hub: sst2, mnli, qnli, hatexplain, movies
 )
 @click.option(
     "--sanity", type=click.IntRange(min=0), default=0, metavar="N", help="Make sanity checks on the first N texts."
+)
+@click.option(
+    "--random-label-model", metavar="PATH", help="For them: a model of the same shape that learnt shuffled labels."
+)
+@click.option(
+    "--reference", default="decompx", show_default=True, metavar="NAME", help="The method to compare the others with."
 )
 @click.option("--text-column", metavar="NAME", help="[default: text, or sentence]")
 @click.option("--pair-column", metavar="NAME", help="The second text of each pair.")

@@ -16,10 +16,10 @@ class _Mebibytes(click.IntRange):
 
 
 class _Steps(click.IntRange):
-    """A whole number, or ``auto``."""
+    """A whole number, ``auto`` or ``search``."""
 
     def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Any:
-        return value if value == "auto" else super().convert(value, parameter, context)
+        return value if value in ("auto", "search") else super().convert(value, parameter, context)
 
 
 WORKSPACE = _Mebibytes(min=1)
@@ -47,7 +47,8 @@ def path_options(command: Callable[..., Any]) -> Callable[..., Any]:
             "--steps",
             type=_Steps(min=1),
             metavar="N",
-            help="Average over texts without the most important tokens, N of them or 'auto', and without random ones.",
+            help="Average over texts without the most important tokens, N of them or 'auto', and without random ones; "
+            "'search': search for the order of the tokens.",
         ),
     ):
         command = option(command)

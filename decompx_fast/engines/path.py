@@ -14,9 +14,14 @@ equal parts, and the sum stays.
 Of random sets, a source has the mean of its scores in the versions that have it, and what the means lack of the
 difference between text and baseline is shared equally.
 
+A search takes single sources, each out of the text and into the baseline at once. In each step a few of the sources
+with the largest scores are tried, and the one is taken without which the value of the rest falls and with which that of
+the gathered ones rises the most, in the mean of both. This mean, pooled as above, is its score; all sum to the
+difference. So what was taken first is what the text can spare least, and what says the most by itself.
+
 Source: after Kapishnikov et al., CVPR 2021 (guided integrated gradients: a path that the scores themselves choose);
 Samek et al., 2017 (the most relevant first); Ayer et al., 1955 (pooling neighbours); Covert and Lee, AISTATS 2021
-(random sets in pairs).
+(random sets in pairs); Hase et al., NeurIPS 2021 (search).
 """
 
 from __future__ import annotations
@@ -27,6 +32,9 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor
+
+#: Sources that a search tries in each step.
+TRIED = 3
 
 
 @dataclass(frozen=True)
@@ -83,6 +91,65 @@ class Path:
         for step, level in zip(self.steps, levels, strict=True):
             found[step.gone] = level + step.scores - step.scores.mean()
         return found
+
+
+@dataclass
+class Search:
+    """An order of single sources that is being looked for, of one text and one column.
+
+    Attributes:
+        scores: ``[p]`` float64, of the sources in the text itself: those with the largest are tried.
+        rest: ``[m]`` float64, the model's value for the text without the sources that were taken, of each way to
+            delete tokens.
+        gathered: ``[m]`` float64, for these sources alone.
+        taken: ``[p]`` bool.
+        order: they, as they were taken.
+        changes: of the values, by each.
+    """
+
+    scores: Tensor
+    rest: Tensor
+    gathered: Tensor
+    taken: Tensor = field(init=False)
+    order: list[int] = field(init=False, default_factory=list)
+    changes: list[float] = field(init=False, default_factory=list)
+    _tried: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.taken = torch.zeros(len(self.scores), dtype=torch.bool, device="cpu")
+
+    def trials(self, count: int) -> Tensor:
+        """The sources that would have been taken, ``[t, p]`` bool, by each of at most ``count`` steps."""
+        left = (~self.taken).nonzero().flatten()
+        self._tried = left[self.scores[left].argsort(descending=True, stable=True)[:count]]
+        rows = self.taken.repeat(len(self._tried), 1)
+        rows[torch.arange(len(rows), device="cpu"), self._tried] = True
+        return rows
+
+    def choose(self, rest: Tensor, gathered: Tensor) -> None:
+        """Take the best of the sources that were tried, of equal ones that of the larger score.
+
+        Args:
+            rest, gathered: ``[t, m]`` float64, the values after each of the steps.
+        """
+        changes = ((self.rest - rest) + (gathered - self.gathered)).mean(1) / 2
+        best = int(changes.argmax())
+        self.rest, self.gathered = rest[best], gathered[best]
+        self.order.append(int(self._tried[best]))
+        self.taken[self.order[-1]] = True
+        self.changes.append(float(changes[best]))
+
+    def shared(self) -> Tensor:
+        """The scores ``[p]`` of all sources, when all have been taken; they sum to all changes."""
+        found = torch.zeros(len(self.scores), dtype=torch.float64, device="cpu")
+        levels = pooled(self.changes, [1] * len(self.changes))
+        found[self.order] = torch.tensor(levels, dtype=torch.float64, device="cpu")
+        return found
+
+
+def trials_of(sources: int, count: int) -> int:
+    """How many steps a search of so many sources tries, ``count`` at a time; the last one needs no trial."""
+    return sum(min(left, count) for left in range(2, sources + 1))
 
 
 def step_sizes(sources: int, steps: int) -> list[int]:

@@ -22,7 +22,8 @@ from ..request.prepared import MODEL_INPUTS
 BATCH_POSITIONS = 2**12
 
 #: Inputs in one batch at the least (or as many as :data:`BATCH_POSITIONS` allows), filled up with copies: with fewer,
-#: matrix products take another way, and what is said about an input would depend, in the last digit, on the company.
+#: matrix products take another way, and what is said about an input would depend, in the last digit, on the company (as
+#: it does on some processors even so).
 FEWEST = 8
 
 Inputs = Mapping[str, Tensor]  # [i] each, as in Encoded.inputs

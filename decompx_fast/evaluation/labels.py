@@ -34,6 +34,10 @@ def resolve_labels(
     """
     if label_map is not None:
         return _by_map(found, classes, label_map)
+    for place, value in found:
+        written = _written(value)
+        if written.strip().casefold() in ("", "nan") and written not in classes:  # a table has NaN for a gap
+            raise InputError(f"{place} has no label: fill it, drop the row, or drop the column to go without labels")
     names = {name: index for index, name in enumerate(classes)}
     by_name = [names.get(_written(value)) for _, value in found]
     folded = _folded(classes)

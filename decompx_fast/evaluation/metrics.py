@@ -304,6 +304,14 @@ SANITY = {
             False,
         ),
         _check(
+            "label-randomization",
+            "Label randomization",
+            "Rank correlation with the scores for a model of the same shape that learnt shuffled labels. A method "
+            "fails that stays like itself: above 0.5. Source: Adebayo et al. 2018, section 4.",
+            False,
+            0.5,
+        ),
+        _check(
             "input-invariance",
             "Input invariance",
             "Rank correlation with the scores for a model whose word embeddings are all shifted by a vector and whose "
@@ -317,6 +325,13 @@ SANITY = {
             "Typos",
             "Rank correlation of the scores of words with those in a text in which two inner letters of another word "
             "are swapped, mean over three. The model may change its mind, too: nothing fails by it.",
+            True,
+        ),
+        _check(
+            "paraphrase-stability",
+            "Paraphrase",
+            "As before, with another word replaced by one that means the same (film, movie), mean over three draws, of "
+            "texts that have such a word.",
             True,
         ),
         _check(

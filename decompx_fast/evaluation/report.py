@@ -22,8 +22,8 @@ from .metrics import SANITY, Metric
 from .outcomes import Outcomes
 from .store import Store
 
-#: The method that the others are compared with, text by text.
-BASELINE = "decompx"
+#: The method that the others are compared with, text by text, where no other is named.
+REFERENCE = "decompx"
 
 ARROWS = {True: "↑", False: "↓"}
 
@@ -43,12 +43,14 @@ class Setting:
         data: the texts.
         seed: of everything that is drawn.
         groups: ``[n]``, for each text the place of the first one that the model cannot tell from it.
+        reference: the name of the method that the others are compared with.
     """
 
     model: str
     data: Dataset
     seed: int
     groups: NDArray[np.int64]
+    reference: str = REFERENCE
 
     @property
     def n_repeated(self) -> int:
@@ -63,7 +65,7 @@ class MethodResult:
     Attributes:
         label: how tables show it.
         estimates: by the name of a metric.
-        differences: by the name of a metric: this method less :data:`BASELINE` on the same texts; empty if that method
+        differences: by the name of a metric: this method less the reference on the same texts; empty if that method
             is not there, or is this one.
         curves: by the name of a metric that has one: its mean over texts at each level.
         seconds: for one text, scores alone.
@@ -129,7 +131,7 @@ class Evaluation:
         return _markdown(head, rows) if self.sanity else ""
 
     def difference_table(self) -> str:
-        """What each method has more than :data:`BASELINE`, as a Markdown table; empty if that is not there."""
+        """What each method has more than the reference, as a Markdown table; empty if that is not there."""
         shown = [metric for metric in self.metrics if metric.name not in SANITY]
         rows = [
             [result.label, *(_cell(result.differences[metric.name], "+") for metric in shown)]
@@ -152,6 +154,7 @@ class Evaluation:
             "n_repeated": self.setting.n_repeated,
             "seed": self.setting.seed,
             "accuracy": self.accuracy,
+            "reference": self.setting.reference,
             "methods": {
                 name: {
                     "label": result.label,
@@ -178,7 +181,7 @@ def write_report(
         chunks: how many parts a method has.
     """
     evaluation = _summarise(store, setting, labels, metrics, chunks)
-    summary = json.dumps(evaluation.to_dict(), indent=1, ensure_ascii=False) + "\n"
+    summary = json.dumps(_without_nan(evaluation.to_dict()), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     _write(store.folder / "summary.json", summary)
     draw_curves(evaluation.folder, evaluation.methods, metrics, evaluation.accuracy)
     _write(store.folder / "report.md", _page(evaluation))
@@ -204,7 +207,7 @@ def _summarise(
             outcomes = _outcomes(table, setting)
             levels = {metric.name: metric.levels(outcomes) for metric in metrics}
             values[name] = np.stack([levels[metric.name].mean(1) for metric in metrics], 1)
-            curves[name] = {key: np.nanmean(found, 0).tolist() for key, found in levels.items() if found.shape[1] > 1}
+            curves[name] = {key: _means(found).tolist() for key, found in levels.items() if found.shape[1] > 1}
             seconds[name] = float(np.mean(table["seconds"].to_numpy()))
             if outcomes.labels is not None:
                 accuracy = float((table["predicted"].to_numpy() == outcomes.labels).mean())
@@ -223,14 +226,14 @@ def _summarise(
     means = {  # [resamples, metrics]
         name: bootstrap_means(own, seed=setting.seed, groups=setting.groups) for name, own in values.items()
     }
-    results = {}
+    results, reference = {}, setting.reference
     for name, own in values.items():
         estimates, differences = {}, {}
         for column, metric in enumerate(metrics):
             estimates[metric.name] = estimate(own[:, column], means[name][:, column])
-            if BASELINE in values and name != BASELINE:
+            if reference in values and name != reference:
                 differences[metric.name] = estimate(
-                    (own - values[BASELINE])[:, column], (means[name] - means[BASELINE])[:, column]
+                    (own - values[reference])[:, column], (means[name] - means[reference])[:, column]
                 )
         results[name] = MethodResult(labels[name], estimates, differences, curves[name], seconds[name])
     first, sign = metrics[0].name, -1 if metrics[0].higher_is_better else 1
@@ -266,6 +269,21 @@ def _outcomes(table: Any, setting: Setting) -> Outcomes:
     )
 
 
+def _means(found: NDArray[np.float64]) -> NDArray[np.float64]:
+    """``[levels]``, the means over the texts ``[n, levels]`` that have a value; NaN where none has."""
+    counts = (~np.isnan(found)).sum(0)
+    return np.where(counts > 0, np.nansum(found, 0) / np.maximum(counts, 1), np.nan)
+
+
+def _without_nan(value: Any) -> Any:
+    """With ``None`` for NaN, which JSON has not."""
+    if isinstance(value, dict):
+        return {key: _without_nan(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_without_nan(one) for one in value]
+    return None if isinstance(value, float) and math.isnan(value) else value
+
+
 def _filled(column: Any) -> NDArray[np.float64]:
     """Rows of equal length, NaN where there is none: ``[n, levels]``."""
     rows = column.to_pylist()
@@ -294,7 +312,7 @@ def _page(evaluation: Evaluation) -> str:
     parts.append(evaluation.table())
     differences = evaluation.difference_table()
     if differences:
-        label = evaluation.methods[BASELINE].label
+        label = evaluation.methods[setting.reference].label
         parts.append(f"## Difference to {label}\n\nOn the same texts; an interval without 0 is a difference.\n")
         parts.append(differences)
     if evaluation.sanity:

@@ -21,6 +21,8 @@ from numpy.typing import NDArray
 from .. import __version__
 from ..errors import InputError, OptionError, warn_user
 from ..explainer import DecompX
+from ..linearize.architectures import unwrap
+from ..models.digest import model_sha256
 from ..optional import import_optional
 from ..request.encoded import Encoded
 from ..request.versions import BASELINES, Baseline
@@ -30,7 +32,7 @@ from .masking import input_key
 from .method import Method, all_methods, get_method
 from .metrics import METRICS, SANITY, Metric, by_deletion, get_metric, perturbations
 from .pool import compute_all, one_thread
-from .report import RESULTS, Evaluation, Setting, write_report
+from .report import REFERENCE, RESULTS, Evaluation, Setting, write_report
 from .store import Store
 from .work import CHUNK, Task, Worker
 
@@ -54,6 +56,8 @@ def evaluate(
     metrics: str | Sequence[str] = ALL,
     deletion: str | Sequence[str] | None = None,
     sanity: int = 0,
+    random_label_model: str | os.PathLike[str] | None = None,
+    reference: str = REFERENCE,
     text_column: str | None = None,
     pair_column: str | None = None,
     label_column: str | None = None,
@@ -84,6 +88,10 @@ def evaluate(
             ``None``: each as in its paper.
         sanity: make the sanity checks (shuffled weights, shifted embeddings, typing errors, noise) on so many texts,
             the first ones; they take some thirty times the time of the scores. A method that fails one is marked.
+        random_label_model: the folder of a model of the same shape that learnt shuffled labels, for the sanity checks:
+            whose scores are like its scores does not explain what was learnt.
+        reference: the name of the method that the others are compared with, text by text; the report has no
+            differences where it is not among the methods that are finished.
         text_column, pair_column, label_column, label_map, limit: as for ``read_dataset``.
         truncate: cut texts that are too long for the model, with a warning, instead of refusing them.
         seed: of ties, of random scores, of methods that draw, of folds and of the bootstrap.
@@ -105,8 +113,12 @@ def evaluate(
     chosen = _choose_methods(methods, workers)
     wanted = None if metrics == ALL else [get_metric(name) for name in _names(metrics, "metric")]
     ways = None if deletion is None else _check_deletions(deletion)
+    if reference not in chosen and reference != REFERENCE:
+        raise OptionError(f"reference={reference!r}: name one of the methods, {', '.join(chosen)}")
     _check_apart(data, Path(out))
     _check_numbers(workers=workers, seed=seed, sanity=sanity)
+    if random_label_model is not None and not sanity:
+        raise OptionError("random_label_model is for the sanity checks: say by sanity of how many texts")
     _check_packages()
     explainer = _load(model, device, workers)
     classifier = Classifier(explainer)
@@ -120,8 +132,20 @@ def evaluate(
         limit=limit,
     )
     name = None if model == DEMO else explainer.name
-    task = Task(name, device, dataset.texts, dataset.labels, dataset.rationales, chosen, (), seed, truncate, sanity)
-    return _evaluate(classifier, dataset, task, wanted, ways, out=out, workers=workers, progress=progress)
+    task = Task(
+        name,
+        device,
+        dataset.texts,
+        dataset.labels,
+        dataset.rationales,
+        chosen,
+        (),
+        seed,
+        truncate,
+        sanity,
+        None if random_label_model is None else os.fspath(random_label_model),
+    )
+    return _evaluate(classifier, dataset, task, wanted, ways, reference, out=out, workers=workers, progress=progress)
 
 
 def _evaluate(
@@ -130,6 +154,7 @@ def _evaluate(
     task: Task,
     wanted: Sequence[Metric] | None,
     ways: Sequence[Baseline] | None,
+    reference: str,
     *,
     out: str | os.PathLike[str],
     workers: int,
@@ -141,12 +166,16 @@ def _evaluate(
     groups = _equal_inputs(encoded, dataset)
     metrics = _check_metrics(wanted, dataset, len(np.unique(groups)))
     metrics = list(metrics if ways is None else by_deletion(metrics, ways))
-    metrics += SANITY.values() if task.sanity else ()
+    metrics += [
+        check
+        for name, check in SANITY.items()
+        if task.sanity and (task.random_label_model or name != "label-randomization")
+    ]
     task = replace(task, perturbations=tuple(perturbations(metrics, pairs=dataset.is_pairs)))
     worker = Worker(task, explainer, encoded)
-    with Store(out, _settings(task, worker.classifier, dataset)).opened() as store, one_thread():
+    with Store(out, _settings(worker, dataset)).opened() as store, one_thread():
         _compute_missing(store, worker, workers, progress)
-        setting = Setting(explainer.name or type(explainer.model).__name__, dataset, task.seed, groups)
+        setting = Setting(explainer.name or type(explainer.model).__name__, dataset, task.seed, groups, reference)
         labels = _labels(store, task.methods, len(worker.chunks))
         return write_report(store, setting, labels, metrics, len(worker.chunks))
 
@@ -305,8 +334,9 @@ def _load(model: str | os.PathLike[str] | DecompX, device: str | None, workers: 
     return DecompX.from_pretrained(model, device=device)
 
 
-def _settings(task: Task, classifier: Classifier, dataset: Dataset) -> dict[str, Any]:
+def _settings(worker: Worker, dataset: Dataset) -> dict[str, Any]:
     """All that a part's numbers depend on."""
+    task, classifier = worker.task, worker.classifier
     return {
         "data": dataset.name,
         "data_sha256": dataset.sha256,
@@ -317,6 +347,7 @@ def _settings(task: Task, classifier: Classifier, dataset: Dataset) -> dict[str,
         "seed": task.seed,
         "truncate": task.truncate,
         "sanity": task.sanity,
+        "random_label_sha256": None if worker.other is None else model_sha256(unwrap(worker.other)),
         "texts_in_a_part": CHUNK,
         "perturbations": {
             one.name: [one.deletion, one.design.action, one.design.of, list(one.design.percents)]

@@ -25,8 +25,16 @@ from ..request.encoded import Encoded
 from ..request.versions import generator_of
 from .method import Method, Problem
 
-#: Typing errors of each text, one at a time.
+#: Typing errors, or words replaced, of each text, one at a time.
 TYPOS = 3
+
+#: Words that mean the same in nearly every sentence, by which the other is replaced; both ways.
+SYNONYMS = (
+    "film movie,films movies,maybe perhaps,really truly,big large,kids children,kid child,start begin,starts begins,"
+    "almost nearly,though although,whole entire,quick fast,often frequently,quite rather,buy purchase,bought purchased,"
+    "story tale,tv television,phone telephone,photo picture,photos pictures,ok okay,and &,cannot can't,while whilst,"
+    "nobody no-one,everybody everyone,anybody anyone,toward towards,ending end,scared afraid,sick ill,smart clever"
+)
 
 #: Draws of noise on the embeddings, and its radius: captum's.
 DRAWS, RADIUS = 5, 0.02
@@ -34,7 +42,13 @@ DRAWS, RADIUS = 5, 0.02
 #: The output of a shifted model is that of the model, up to this part of it.
 SAME = 1e-3
 
+#: Around words.
+PUNCTUATION = ".,;:!?()'\""
+
 Encode = Callable[[str | tuple[str, str]], Encoded]
+
+#: From a text to one of which a word is changed, and which word: its segment and number; ``None`` where there is none.
+Change = Callable[[Encoded, torch.Generator], tuple[str | tuple[str, str], tuple[int, int]] | None]
 
 
 @dataclass(frozen=True)
@@ -46,12 +60,14 @@ class Trial:
         problem: the texts.
         scores: ``[i]`` of each.
         encode: reads a changed text.
+        other: a model of the same shape that learnt shuffled labels, if there is one.
     """
 
     method: Method
     problem: Problem
     scores: Sequence[Tensor]
     encode: Encode
+    other: nn.Module | None = None
 
     def again(self, model: nn.Module) -> list[Tensor]:
         """The scores of the same texts for another model."""
@@ -90,6 +106,16 @@ def independent(trial: Trial) -> list[list[float]]:
     return [list(row) for row in zip(*levels, strict=True)]
 
 
+def label_randomization(trial: Trial) -> list[list[float]]:
+    """Likeness to the scores of a model of the same shape that learnt shuffled labels.
+
+    Source: Adebayo et al., NeurIPS 2018, section 4 (the data randomization test).
+    """
+    if trial.other is None:
+        return [[float("nan")] for _ in trial.problem.inputs]
+    return [[value] for value in trial.likeness(trial.again(trial.other))]
+
+
 def input_invariance(trial: Trial) -> list[list[float]]:
     """Likeness to the scores of a model whose word embeddings are all shifted by a vector, its position embeddings by
     the negative of it: the same function of the text.
@@ -115,12 +141,22 @@ def input_invariance(trial: Trial) -> list[list[float]]:
 
 def typo_stability(trial: Trial) -> list[list[float]]:
     """Likeness of the scores of words to those in a text in which two inner letters of one other word are swapped."""
+    return _word_stability(trial, misspelt, "typo")
+
+
+def paraphrase_stability(trial: Trial) -> list[list[float]]:
+    """Likeness of the scores of words to those in a text in which one other word is replaced by its like."""
+    return _word_stability(trial, paraphrased, "paraphrase")
+
+
+def _word_stability(trial: Trial, change: Change, purpose: str) -> list[list[float]]:
+    """The mean likeness over a few changed words of each text, one at a time; NaN for a text without such a word."""
     found = []
     for n, encoded in enumerate(trial.problem.inputs):
         values = []
         before = word_scores(encoded, trial.scores[n])
         for number in range(TYPOS):
-            changed = misspelt(encoded, generator_of(encoded.ids, trial.problem.seed, f"typo {number}"))
+            changed = change(encoded, generator_of(encoded.ids, trial.problem.seed, f"{purpose} {number}"))
             if changed is None:
                 continue
             text, word = changed
@@ -156,8 +192,10 @@ def sensitivity(trial: Trial) -> list[list[float]]:
 CHECKS: dict[str, Callable[[Trial], list[list[float]]]] = {
     "cascading-randomization": cascading,
     "independent-randomization": independent,
+    "label-randomization": label_randomization,
     "input-invariance": input_invariance,
     "typo-stability": typo_stability,
+    "paraphrase-stability": paraphrase_stability,
     "sensitivity": sensitivity,
 }
 
@@ -211,6 +249,28 @@ def misspelt(encoded: Encoded, generator: torch.Generator) -> tuple[str | tuple[
     texts = list(encoded.texts)
     text = texts[segment]
     texts[segment] = text[:at] + text[at + 1] + text[at] + text[at + 2 :]
+    return (texts[0] if len(texts) == 1 else (texts[0], texts[1])), (segment, number)
+
+
+def paraphrased(encoded: Encoded, generator: torch.Generator) -> tuple[str | tuple[str, str], tuple[int, int]] | None:
+    """The text with a word of :data:`SYNONYMS` replaced by the other, and which word; ``None`` if it has none."""
+    pairs = [pair.split() for pair in SYNONYMS.split(",")]
+    other = {a: b for one, two in pairs for a, b in ((one, two), (two, one))}
+    places = [
+        (segment, number, start, word)
+        for segment, text in enumerate(encoded.texts)
+        for number, (start, word) in enumerate(_words(text))
+        if word.strip(PUNCTUATION).lower() in other
+    ]
+    if not places:
+        return None
+    segment, number, start, word = places[int(torch.randint(len(places), (1,), generator=generator))]
+    bare = word.strip(PUNCTUATION)
+    new = other[bare.lower()]
+    new = new.capitalize() if bare[:1].isupper() else new
+    texts = list(encoded.texts)
+    at = start + word.index(bare)
+    texts[segment] = texts[segment][:at] + new + texts[segment][at + len(bare) :]
     return (texts[0] if len(texts) == 1 else (texts[0], texts[1])), (segment, number)
 
 

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from ..errors import DecompXError
+from ..errors import DecompXError, InputError
 from ..explainer import DecompX
+from ..linearize.architectures import unwrap
 from ..request.encoded import Encoded
 from ..request.versions import fill_of, without_tokens
 from .classifier import Classifier, Inputs, Predictions
@@ -44,6 +45,7 @@ class Task:
         perturbations: what is done with the order of the tokens.
         rationales: what people marked of each, if known; ``None`` for a text without marks.
         sanity: of how many texts, from the first, the sanity checks are made.
+        random_label_model: the folder of a model that learnt shuffled labels, for one of them.
         seed: of ties, and of methods that draw.
         truncate: cut texts that are too long for the model.
     """
@@ -58,12 +60,33 @@ class Task:
     seed: int
     truncate: bool
     sanity: int = 0
+    random_label_model: str | None = None
 
     def load(self) -> DecompX:
         """The model, loaded anew."""
         if self.model is None:
             return DecompX.demo(device=self.device)
         return DecompX.from_pretrained(self.model, device=self.device)
+
+    def load_other(self, explainer: DecompX) -> nn.Module | None:
+        """The model that learnt shuffled labels.
+
+        Raises:
+            InputError: if it is of another shape than the one that is evaluated.
+        """
+        if self.random_label_model is None:
+            return None
+        other = DecompX.from_pretrained(self.random_label_model, device=self.device)
+        shapes = [
+            (len(one.labels), [tuple(weight.shape) for weight in unwrap(one.model).parameters()])
+            for one in (explainer, other)
+        ]
+        if shapes[0] != shapes[1]:
+            raise InputError(
+                f"random_label_model={self.random_label_model!r} has weights of other shapes than the model: train the "
+                "same architecture on shuffled labels"
+            )
+        return other.model
 
 
 def chunks_of(encoded: Sequence[Encoded]) -> list[list[int]]:
@@ -84,6 +107,7 @@ class Worker:
     def __init__(self, task: Task, explainer: DecompX | None = None, encoded: Sequence[Encoded] | None = None) -> None:
         self.task = task
         self.classifier = Classifier(explainer or task.load())
+        self.other = task.load_other(self.classifier.explainer)
         self.encoded = encoded or self.classifier.encode(task.texts, truncate=task.truncate)
         self.chunks = chunks_of(self.encoded)
         tokenizer = self.classifier.explainer.tokenizer
@@ -183,7 +207,7 @@ class Worker:
         def encode(text: str | tuple[str, str]) -> Encoded:
             return self.classifier.encode([text], truncate=self.task.truncate)[0]
 
-        trial = Trial(method, asked, [scores[n] for n in few], encode)
+        trial = Trial(method, asked, [scores[n] for n in few], encode, self.other)
         for name, check in CHECKS.items():
             found = dict(zip(few, check(trial), strict=True)) if few else {}
             for n, record in enumerate(records):

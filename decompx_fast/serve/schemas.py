@@ -28,7 +28,8 @@ Place = str | int | Annotated[list[int], Field(min_length=2, max_length=3)]
 #: Tokens that a language model may be asked to write for one explanation.
 MOST_WRITTEN = 256
 
-#: Steps of a path; each costs about four passes of the model for every column.
+#: Steps of a path; each costs about four passes of the model for every column. "auto" takes 93 at the most, all rounds.
+#: A search, whose price grows with the tokens, is not offered.
 MOST_STEPS = 64
 
 
@@ -74,8 +75,10 @@ class Options(BaseModel):
     engine: Literal["auto", "forward", "adjoint"] | None = None
     dtype: Literal["float64", "float32", "bfloat16", "float16"] | None = None
     check: Literal["standard", "thorough"] | None = None
-    steps: Annotated[int, Field(ge=1, le=MOST_STEPS)] | None = Field(
-        default=None, description="Average over texts without the most important tokens, and without random ones."
+    steps: Annotated[int, Field(ge=1, le=MOST_STEPS)] | Literal["auto"] | None = Field(
+        default=None,
+        description="Average over texts without the most important tokens, and without random ones: so many of each, "
+        "or auto, as many as it takes until the scores stay.",
     )
     baseline: Literal["mask", "pad", "remove"] | None = None
     seed: Annotated[int, Field(ge=0)] | None = Field(default=None, description="Of the tokens drawn with steps.")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+import warnings
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from ...config import DecompXConfig
 from ...engines.choose import Execution, attribute, choose_engine
+from ...engines.path import TRIED
 from ...explainer import DecompX
 from ...linearize.layer import Linearization
 from ..linearized import score_batches
@@ -109,7 +111,38 @@ def decompx_paths_3(problem: Problem) -> list[Tensor]:
     return _along_paths(problem, FEW_STEPS)
 
 
-def _along_paths(problem: Problem, steps: int) -> list[Tensor]:
+@method(
+    "decompx-paths-auto",
+    "DecompX along paths, as many steps as it takes",
+    signed=True,
+    about="DecompX along paths with 3, 6 ... 48 steps, until the scores change by 10 % of their norm or less.",
+)
+def decompx_paths_auto(problem: Problem) -> list[Tensor]:
+    """As :func:`decompx_paths`, with the number of steps by the measured change."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of the texts that 48 steps are too few for
+        return _along_paths(problem, "auto")
+
+
+@method(
+    "decompx-search",
+    "DecompX, searched",
+    signed=True,
+    about=f"Tokens are taken out of the text and into the empty one, one at a time: of the {TRIED} with the largest "
+    "scores of DecompX that which lowers the logit of the one and raises that of the other the most, where absent "
+    "tokens are masked, and where they are removed; the mean of these changes, complete to the difference of the "
+    "logits of the text and of the empty one (decompx_fast.engines.path).",
+)
+def decompx_search(problem: Problem) -> list[Tensor]:
+    """One pass of the model for each version: twelve for each token, half of them of shorter texts.
+
+    Raises:
+        InputError: if the tokenizer has no mask token.
+    """
+    return _along_paths(problem, "search")
+
+
+def _along_paths(problem: Problem, steps: int | Literal["auto", "search"]) -> list[Tensor]:
     explainer = DecompX(problem.model, problem.tokenizer)
     scores: list[Tensor] = [torch.empty(0)] * len(problem.inputs)
     alike: dict[tuple[int, int, tuple[str, ...]], list[int]] = {}  # of one class and length, with the same parts
