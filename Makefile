@@ -25,7 +25,7 @@ demo: .venv/installed-demo  ## explain one sentence, in the terminal and as buil
 test: .venv/installed-test  ## run the tests
 	@$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup
 
-test-quick: .venv/installed-test  ## run a few cases of each test that takes milliseconds: under four minutes
+test-quick: .venv/installed-test  ## run a few cases of each test that takes milliseconds
 	@$(BIN)/python -m pytest -q -n $(WORKERS) --quick
 
 # Where a processor's kind decides what is computed how. What this one has not runs lowered to AVX2.

@@ -127,7 +127,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="JSON, and a table beside it")
     given = parser.parse_args()
     work = given.work or Path(tempfile.mkdtemp())
-    found, load = [], os.getloadavg()[0]
+    found = []
     for rows in given.rows:
         folder = work / f"results-{rows}"
         if not folder.exists():
@@ -138,25 +138,21 @@ def main() -> None:
     if given.work is None:
         shutil.rmtree(work)
     if given.out is not None:
-        about = {
-            "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
-            "python": platform.python_version(),
-            "load_before": round(load, 1),
-        }
+        about = {"machine": platform.processor() or platform.machine(), "python": platform.python_version()}
         given.out.write_text(json.dumps({**about, "runs": found}, indent=1) + "\n", encoding="utf-8")
-        given.out.with_suffix(".md").write_text(table(about, found), encoding="utf-8")
+        given.out.with_suffix(".md").write_text(table(found), encoding="utf-8")
 
 
-def table(about: dict[str, Any], found: list[dict[str, Any]]) -> str:
+def table(found: list[dict[str, Any]]) -> str:
     """The measurements for people."""
     lines = [
         "# Summaries of many results",
         "",
         "`decompx-fast summarize` over folders of results (two classes, texts of 8 to 40 words), with a page and JSON.",
-        "`python bench/summarize_many.py --out bench/results/summarize.json` writes this. "
-        f"{about['machine']}; load average before it {about['load_before']}.",
+        "`python bench/summarize_many.py --out bench/results/summarize.json` writes this.",
         "",
-        "Memory does not grow with rows, but with words (at most 100,000 are kept) and the texts shown of each.",
+        "Memory does not grow with rows, but with words (at most 100,000 are kept) and the texts shown of each. One",
+        "thread computes: what is more than the processor's time is what else ran on the machine meanwhile.",
         "",
         "| rows | results, MiB | time, s | of the processor, s | rows/s | peak memory, MiB | page, kB |",
         "| ---: | ---: | ---: | ---: | ---: | ---: | ---: |",

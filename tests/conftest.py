@@ -30,7 +30,7 @@ hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "default")
 
 
 #: So many cases of each test are run with ``--quick``.
-QUICK_CASES = 4
+QUICK_CASES = 2
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

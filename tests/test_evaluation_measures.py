@@ -74,6 +74,7 @@ def by_importance(row: dict) -> list[int]:
     return sorted(places, key=lambda k: -row["scores"][k])
 
 
+@pytest.mark.slow
 def test_measures_are_what_the_model_says_one_text_at_a_time(folder, rows):
     model, flipped = Model(folder), 0
     for row in rows:

@@ -51,6 +51,7 @@ def whole(model, data, tmp_path_factory):
     return evaluate(data, model, out=out, methods=["random", "occlusion", SHUFFLED])
 
 
+@pytest.mark.slow
 def test_occlusion_is_an_oracle_and_shuffled_scores_are_random(whole):
     estimates = {name: result.estimates for name, result in whole.methods.items()}
     random, broken, oracle = estimates["random"], estimates["shuffled"], estimates["occlusion"]

@@ -108,6 +108,7 @@ def test_what_precedes_a_bad_input_is_explained(bare):
         bare.explain([[7, 8], None])
 
 
+@pytest.mark.slow
 def test_a_stream_of_1000_texts_has_flat_memory(bare):
     alive = weakref.WeakSet()
 

@@ -242,6 +242,7 @@ def test_forward_keeps_the_order_in_bfloat16(path):
         assert spearman(ours, theirs) >= 0.99
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("variant", ["paper", "released"])
 def test_forward_through_kernels_matches_reference(variant, path):
