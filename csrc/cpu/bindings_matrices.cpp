@@ -101,7 +101,7 @@ constexpr int64_t kBandColumns = decompx::kWidestPanel;
 
 // Numbers that a matrix takes as `lay_out_matrix` leaves it.
 int64_t laid_out_numbers(const decompx::Matrix& matrix) {
-  return matrix.rows * decompx::whole_panels(matrix.columns);
+  return decompx::laid_out_numbers(matrix.rows, matrix.columns);
 }
 
 decompx::Matrix matrix_of(const Tensor& t, const char* name, Dtype dtype) {

@@ -3,6 +3,7 @@
 //   DECOMPX_LEVEL   name of the namespace
 //   DECOMPX_FLOATS  float32 numbers of a vector register
 //   DECOMPX_PAIRS   if the processor multiplies pairs of bfloat16, and adds both products to a float32
+//   DECOMPX_TILES   if it does so for whole tiles of such pairs
 //
 // and selects the instruction set. Nothing with external linkage but `table` may come from here, not even an inline
 // function of the standard library: the linker would keep one copy for all levels.
@@ -48,6 +49,9 @@ inline Vec widen(const Halves& halves) {
 
 // Rounds to nearest, ties to even; NaN stays NaN.
 inline Halves narrow(const Vec& v) {
+#if defined(DECOMPX_TILES) && !defined(DECOMPX_LOWERED)
+  return (Halves)_mm512_cvtneps_pbh((__m512)v);
+#endif
   Words words;
   std::memcpy(&words, &v, sizeof words);
   const Words rounded = (words + 0x7fffu + ((words >> 16) & 1u)) >> 16;
@@ -155,6 +159,9 @@ inline bool any(int64_t width, const Value& value) {
 #include "mixing_impl.h"
 #include "products_impl.h"
 #include "network_impl.h"
+#if defined(DECOMPX_TILES)
+#include "tiles_impl.h"
+#endif
 
 // `function` for the element type of the vectors, with the same arguments.
 #define DECOMPX_BY_DTYPE(function, vectors, ...)      \
@@ -197,6 +204,12 @@ void functional_dots_of(const Vectors& x, const float* g, int64_t g_stride, int6
 }
 
 void mixing_of(const MixingBlock& block, float* scratch) {
+#if defined(DECOMPX_TILES)
+  if (block.dtype == Dtype::bfloat16) {
+    mixing_by_tiles(block, scratch);
+    return;
+  }
+#endif
   DECOMPX_BY_DTYPE(mixing, block, scratch)
 }
 
@@ -205,10 +218,22 @@ void lay_out_matrix_of(const Matrix& matrix, int64_t start, int64_t stop, float*
 }
 
 void product_of(const ProductBlock& block, float* scratch) {
+#if defined(DECOMPX_TILES)
+  if (block.dtype == Dtype::bfloat16) {
+    product_by_tiles(block, scratch);
+    return;
+  }
+#endif
   DECOMPX_BY_DTYPE(product, block, scratch)
 }
 
 void network_of(const NetworkRows& rows, const Network& net, float* scratch) {
+#if defined(DECOMPX_TILES)
+  if (rows.dtype == Dtype::bfloat16) {
+    network_by_tiles(rows, net, scratch);
+    return;
+  }
+#endif
   DECOMPX_BY_DTYPE(network, rows, net, scratch)
 }
 

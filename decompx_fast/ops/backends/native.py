@@ -21,7 +21,7 @@ from ...errors import BackendError
 from .. import registry
 
 #: Instruction sets, from the one that every processor has.
-LEVELS = ("portable", "avx2", "avx512", "avx512_bf16")
+LEVELS = ("portable", "avx2", "avx512", "avx512_bf16", "amx")
 
 #: Names the instruction set; without it, the widest that the processor has.
 LEVEL_VARIABLE = "DECOMPX_FAST_CPU_LEVEL"
@@ -177,8 +177,9 @@ def product(a: Tensor, b: Tensor, out: Tensor) -> None:
 
 
 def laid_out_numbers(rows: int, columns: int) -> int:
-    """Numbers of float32 that a matrix takes as csrc/cpu/rows.h wants it: ``rows * whole_panels(columns)``."""
-    return rows * (-(-columns // 64) * 64)
+    """Numbers of float32 that a matrix takes as csrc/cpu/rows.h wants it: whole panels of 64 columns, and 16 rows at the
+    least."""
+    return (max(rows, 16) if rows else 0) * (-(-columns // 64) * 64)
 
 
 def _constants(t: Tensor | None, x: Tensor) -> Tensor | None:
