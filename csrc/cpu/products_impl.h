@@ -13,8 +13,8 @@ constexpr int64_t kBand = kAcross * kFloats;
 // 32 where that has 48.
 constexpr int64_t kDepth = kFloats == 16 ? 128 : kDeepest * 4 / kFloats;
 
-// The same where they are summed in tiles: half a panel of so many rows takes 24 KiB.
-constexpr int64_t kTileDepth = 192;
+// The same where they are summed in tiles: a panel of so many rows takes 16 KiB, and the other matrix's as much.
+constexpr int64_t kTileDepth = 128;
 
 // Whether products of this type are made by pairs.
 template <typename T>
@@ -46,6 +46,10 @@ constexpr int64_t kPerWord = kPairs<T> ? 2 : 1;
 // Words of a block of rows of a matrix, whose panels lie together.
 template <typename T>
 constexpr int64_t kBlock = kTiles<T> ? kTileDepth : kDepth;
+
+// Columns of a panel: two tiles of words, or what registers hold.
+template <typename T>
+constexpr int64_t kColumns = kTiles<T> ? 32 : kBand;
 
 // sums + b a, for one word `a` and a register of words `b`.
 template <typename T>
@@ -105,13 +109,13 @@ inline void lay_out_words(
     const T* row = from + k * kPerWord<T> * matrix.row_stride;
     if constexpr (!kPairs<T>) {
       if (matrix.column_stride == 1) {
-        each(stop - start, [&](int64_t c, int64_t n) { store(panel + k * kBand + start + c, load(row + start + c, n), n); });
+        each(stop - start, [&](int64_t c, int64_t n) { store(panel + k * kColumns<T> + start + c, load(row + start + c, n), n); });
         continue;
       }
     }
     for (int64_t c = start; c < stop; ++c) {
       const T* top = row + c * matrix.column_stride;
-      float* to = panel + k * kBand + c;
+      float* to = panel + k * kColumns<T> + c;
       if constexpr (kPairs<T>) {
         const T pair[2] = {
             2 * k < left ? *top : T{}, 2 * k + 1 < left ? top[matrix.row_stride] : T{}};
@@ -134,12 +138,12 @@ inline void lay_out_columns(const T* from, const Matrix& matrix, int64_t last, i
       for (int r = 0; r < kFloats; ++r) std::memcpy(&rows[r], corner + r * matrix.column_stride, sizeof(Vec));
       transpose(rows);
 #pragma GCC unroll 16
-      for (int r = 0; r < kFloats; ++r) store(panel + (k + r) * kBand + c, rows[r], kFloats);
+      for (int r = 0; r < kFloats; ++r) store(panel + (k + r) * kColumns<T> + c, rows[r], kFloats);
     }
   }
 }
 
-// Lays out some columns of a matrix as `[block of kBlock words, panel, word, kBand]`, filled up with zeros.
+// Lays out some columns of a matrix as `[block of kBlock words, panel, word, kColumns]`, filled up with zeros.
 template <typename T>
 void lay_out_matrix(const Matrix& matrix, int64_t start, int64_t stop, float* to) {
   const int64_t width = whole_panels(matrix.columns), all = words<T>(matrix.rows);
@@ -147,16 +151,16 @@ void lay_out_matrix(const Matrix& matrix, int64_t start, int64_t stop, float* to
   for (int64_t first = 0; first < all; first += kBlock<T>) {
     const int64_t depth = least(all - first, kBlock<T>), left = matrix.rows - first * kPerWord<T>;
     const T* block = static_cast<const T*>(matrix.data) + first * kPerWord<T> * matrix.row_stride;
-    for (int64_t j = start; j < stop; j += kBand) {
+    for (int64_t j = start; j < stop; j += kColumns<T>) {
       const T* from = block + j * matrix.column_stride;
       float* panel = to + first * width + j * depth;
-      const int64_t n = most(0, least(matrix.columns - j, kBand));
+      const int64_t n = most(0, least(matrix.columns - j, kColumns<T>));
       const int64_t whole = together ? n / kFloats * kFloats : 0;
       const int64_t square = together ? left / kPerWord<T> / kFloats * kFloats : 0;
       lay_out_columns(from, matrix, least(square, depth / kFloats * kFloats), whole, panel);
       lay_out_words(from, matrix, left, least(square, depth / kFloats * kFloats), depth, 0, whole, panel);
       lay_out_words(from, matrix, left, 0, depth, whole, n, panel);
-      for (int64_t k = 0; k < depth && n < kBand; ++k) std::memset(panel + k * kBand + n, 0, (kBand - n) * sizeof(float));
+      for (int64_t k = 0; k < depth && n < kColumns<T>; ++k) std::memset(panel + k * kColumns<T> + n, 0, (kColumns<T> - n) * sizeof(float));
     }
   }
 }

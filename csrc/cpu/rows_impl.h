@@ -171,6 +171,18 @@ inline bool any(int64_t width, const Value& value) {
     function<float>(vectors, __VA_ARGS__);            \
   }
 
+// The same where matrices are multiplied, which has a way of its own by tiles.
+#if defined(DECOMPX_TILES)
+#define DECOMPX_MATRICES(function, vectors, ...)      \
+  if (vectors.dtype == Dtype::bfloat16) {             \
+    function##_by_tiles(vectors, __VA_ARGS__);        \
+  } else {                                            \
+    function<float>(vectors, __VA_ARGS__);            \
+  }
+#else
+#define DECOMPX_MATRICES DECOMPX_BY_DTYPE
+#endif
+
 void bias_split_of(const Vectors& x, const Vectors* residual, const float* bias, Rule rule, bool after, float* scratch) {
   DECOMPX_BY_DTYPE(bias_split, x, residual, bias, rule, after, scratch)
 }
@@ -204,13 +216,7 @@ void functional_dots_of(const Vectors& x, const float* g, int64_t g_stride, int6
 }
 
 void mixing_of(const MixingBlock& block, float* scratch) {
-#if defined(DECOMPX_TILES)
-  if (block.dtype == Dtype::bfloat16) {
-    mixing_by_tiles(block, scratch);
-    return;
-  }
-#endif
-  DECOMPX_BY_DTYPE(mixing, block, scratch)
+  DECOMPX_MATRICES(mixing, block, scratch)
 }
 
 void lay_out_matrix_of(const Matrix& matrix, int64_t start, int64_t stop, float* to) {
@@ -218,25 +224,14 @@ void lay_out_matrix_of(const Matrix& matrix, int64_t start, int64_t stop, float*
 }
 
 void product_of(const ProductBlock& block, float* scratch) {
-#if defined(DECOMPX_TILES)
-  if (block.dtype == Dtype::bfloat16) {
-    product_by_tiles(block, scratch);
-    return;
-  }
-#endif
-  DECOMPX_BY_DTYPE(product, block, scratch)
+  DECOMPX_MATRICES(product, block, scratch)
 }
 
 void network_of(const NetworkRows& rows, const Network& net, float* scratch) {
-#if defined(DECOMPX_TILES)
-  if (rows.dtype == Dtype::bfloat16) {
-    network_by_tiles(rows, net, scratch);
-    return;
-  }
-#endif
-  DECOMPX_BY_DTYPE(network, rows, net, scratch)
+  DECOMPX_MATRICES(network, rows, net, scratch)
 }
 
+#undef DECOMPX_MATRICES
 #undef DECOMPX_BY_DTYPE
 
 }  // namespace

@@ -1,7 +1,7 @@
 // Products of bfloat16 by AMX's tiles of 16 rows of 16 words (DECOMPX_TILES); rows_impl.h includes it in its namespace.
 //
-// Four tiles of sums, of 32 rows by 32 columns, take two tiles of each matrix at a time. Matrices lie as for products by
-// pairs: a tile of the right one is 16 words of a quarter of a panel.
+// Four tiles of sums, of 32 rows by 32 columns, take two tiles of each matrix at a time. The right one lies as for products
+// by pairs, in panels of 32 columns.
 
 constexpr int64_t kTile = 16;
 constexpr int64_t kSquare = 2 * kTile;
@@ -100,14 +100,14 @@ struct WordRows {
   int64_t stride, count;
 };
 
-// Words `[0, depth)` of the columns from `start` on, of the block of rows of a matrix that is `width` wide.
+// Words `[0, depth)` of the columns from `start` on, of the blocks of rows of a matrix that is `width` wide.
 struct Panels {
   const float* block;
   int64_t width, start, depth;
 
   const float* at(int64_t first, int64_t column) const {
     const int64_t depth_there = least(depth - first, kTileDepth), c = start + column;
-    return block + first * width + c / kBand * kBand * depth_there + c % kBand;
+    return block + first * width + c * depth_there;
   }
 };
 
@@ -121,37 +121,29 @@ struct Sums {
   }
 };
 
-// The four tiles of sums += 16 rows, or 32, by 32 columns of a panel. Of what is multiplied `next` numbers further on,
-// every `share`-th tile from the one numbered `first` on is fetched meanwhile: it comes from the third level or memory.
+// The four tiles of sums += 16 rows, or 32, by a panel. For each 16 words some lines from `next` on are fetched meanwhile.
 template <int Down>
 inline void add_products(
     Tiles& tiles,
     const float* a,
     int64_t a_stride,
     const float* panel,
-    int64_t panel_stride,
     int64_t depth,
-    int64_t next = 0,
-    int64_t first = 0,
-    int64_t share = 1) {
-  for (int64_t k = 0, wait = first; k < depth; k += kTile, a += kTile, panel += kTile * panel_stride) {
-    tiles.load<6>(panel, panel_stride);
+    const float* next = nullptr,
+    int64_t lines = 0) {
+  for (int64_t k = 0; k < depth; k += kTile, a += kTile, panel += kTile * kSquare) {
+    tiles.load<6>(panel, kSquare);
     tiles.load<4>(a, a_stride);
     tiles.add_product<0, 4, 6>();
-    tiles.load<7>(panel + kTile, panel_stride);
+    tiles.load<7>(panel + kTile, kSquare);
     tiles.add_product<1, 4, 7>();
     if constexpr (Down == 2) {
       tiles.load<5>(a + kTile * a_stride, a_stride);
       tiles.add_product<2, 5, 6>();
       tiles.add_product<3, 5, 7>();
     }
-    if (next && wait-- == 0) {
-      for (int64_t r = 0; r < kTile; ++r) {
-        __builtin_prefetch(panel + next + r * panel_stride, 0, 2);
-        __builtin_prefetch(panel + next + r * panel_stride + kTile, 0, 2);
-      }
-      wait = share - 1;
-    }
+#pragma GCC unroll 1
+    for (int64_t line = 0; line < lines; ++line, next += kTile) __builtin_prefetch(next, 0, 2);
   }
 }
 
@@ -176,34 +168,34 @@ inline void end_square(const Tiles& tiles, float* to, int64_t stride) {
 }
 
 // `begin + a panels` for so many columns, square after square, to `end`; or where that is null by calls of
-// `put(i, column, sums, rows)` with the sums `[rows, kSquare]`.
+// `put(i, column, sums, rows)` with `[rows, kSquare]` of them. Of the next panel every square fetches a part meanwhile: it comes from
+// the third level or from memory.
 template <typename Put>
 inline void multiply_by_tiles(
     Tiles& tiles, const WordRows& a, const Panels& panels, int64_t columns, const Sums& begin, const Sums& end, const Put& put) {
   alignas(64) float square[kSquare * kSquare];
-  const int64_t share = (a.count + kSquare - 1) / kSquare;
+  const int64_t squares = (a.count + kSquare - 1) / kSquare, lines = (kSquare + squares - 1) / squares;
   for (int64_t column = 0; column < columns; column += kSquare) {
     const bool is_last = column + kSquare >= columns;
-    const auto rows_of = [&](auto down, int64_t i) {
+    const auto multiply_rows = [&](auto down, int64_t i) {
       constexpr int kDown = decltype(down)::value;
       begin_square<kDown>(tiles, begin.at(i, column), begin.stride);
       for (int64_t first = 0; first < panels.depth; first += kTileDepth) {
-        const float* panel = panels.at(first, column);
         const int64_t depth = least(panels.depth - first, kTileDepth);
-        const int64_t next = is_last ? 0 : panels.at(first, column + kSquare) - panel;
-        const float* words = a.words + i * a.stride + first;
-        add_products<kDown>(tiles, words, a.stride, panel, kBand, depth, next, i / kSquare, share);
+        const float* panel = panels.at(first, column);
+        const float* next = panel + depth * kSquare + i / kSquare * lines * depth;
+        add_products<kDown>(tiles, a.words + i * a.stride + first, a.stride, panel, depth, next, is_last ? 0 : lines);
       }
       if (end.data) {
         end_square<kDown>(tiles, end.at(i, column), end.stride);
-      } else {
-        end_square<kDown>(tiles, square, kSquare);
-        put(i, column, square, kDown * kTile);
+        return;
       }
+      end_square<kDown>(tiles, square, kSquare);
+      put(i, column, square, kDown * kTile);
     };
     int64_t i = 0;
-    for (; i + kSquare <= a.count; i += kSquare) rows_of(std::integral_constant<int, 2>{}, i);
-    if (i < a.count) rows_of(std::integral_constant<int, 1>{}, i);
+    for (; i + kSquare <= a.count; i += kSquare) multiply_rows(std::integral_constant<int, 2>{}, i);
+    if (i < a.count) multiply_rows(std::integral_constant<int, 1>{}, i);
   }
 }
 
@@ -216,9 +208,26 @@ constexpr int64_t tile_rows(int64_t n) {
   return (n + kTile - 1) / kTile * kTile;
 }
 
-// Some sums as numbers, of which there are `n` at the most.
-inline void put_sums(const float* sums, Bfloat16* to, int64_t n) {
-  each(least(n, kSquare), [&](int64_t j, int64_t some) { store(to + j, load(sums + j, kFloats), some); });
+// A row of a square as numbers.
+inline void store_row(Bfloat16* to, const Vec& low, const Vec& high) {
+#if defined(DECOMPX_LOWERED)
+  store(to, low, kFloats), store(to + kFloats, high, kFloats);
+#else
+  const auto both = _mm512_cvtne2ps_pbh((__m512)high, (__m512)low);
+  std::memcpy(to, &both, sizeof both);
+#endif
+}
+
+// Sums as numbers, of whose columns there are `n` at the most.
+inline void put_square(const float* sums, int64_t rows, char* to, int64_t stride_bytes, int64_t n) {
+  for (int64_t r = 0; r < rows; ++r, sums += kSquare, to += stride_bytes) {
+    Bfloat16* row = reinterpret_cast<Bfloat16*>(to);
+    if (n >= kSquare) {
+      store_row(row, load(sums, kFloats), load(sums + kFloats, kFloats));
+    } else {
+      each(n, [=](int64_t j, int64_t some) { store(row + j, load(sums + j, kFloats), some); });
+    }
+  }
 }
 
 inline void product_by_tiles(const ProductBlock& block, float* scratch) {
@@ -228,10 +237,10 @@ inline void product_by_tiles(const ProductBlock& block, float* scratch) {
   const int64_t sums_stride = whole_squares(n) + kRowGap;
   float *a = scratch, *sums = a + count * a_stride;
   std::memset(a + block.rows * a_stride, 0, (count - block.rows) * a_stride * sizeof(float));
-  const auto put = [&](int64_t i, int64_t column, const float* square, int64_t rows) {
-    for (int64_t r = i; r < least(i + rows, block.rows); ++r, square += kSquare) {
-      put_sums(square, static_cast<T*>(block.to) + r * block.to_stride + block.start + column, n - column);
-    }
+  const auto put = [&](int64_t i, int64_t column, const float* square, int64_t some) {
+    T* to = static_cast<T*>(block.to) + i * block.to_stride + block.start + column;
+    const int64_t stride = block.to_stride * sizeof(T);
+    put_square(square, least(some, block.rows - i), reinterpret_cast<char*>(to), stride, n - column);
   };
   Tiles tiles;
   int64_t first = 0;
@@ -248,6 +257,28 @@ inline void product_by_tiles(const ProductBlock& block, float* scratch) {
   } while (first < all);
 }
 
+// The hidden layer of some rows, `slope * (sums + share bias)` for `n` columns at the most, and zeros after them.
+inline void put_scaled(
+    const float* sums, int64_t count, const NetworkRows& rows, int64_t first, const float* bias, int64_t start, float* to, int64_t stride, int64_t n) {
+  for (int64_t r = 0; r < count; ++r, sums += kSquare, to += stride) {
+    const int64_t of = least(first + r, rows.count - 1);  // any for rows that do not exist
+    const float* slope = rows.slope[of] + start;
+    const float share = bias ? rows.shares[of] : 0;
+    Vec both[2] = {};
+    const auto scale = [&](int64_t j, int64_t some) {
+      Vec v = load(sums + j, kFloats);
+      if (bias) v += load(bias + j, some) * share;
+      both[j / kFloats] = v * load(slope + j, some);
+    };
+    if (n >= kSquare) {
+      scale(0, kFloats), scale(kFloats, kFloats);
+    } else {
+      each(n, scale);
+    }
+    store_row(reinterpret_cast<Bfloat16*>(to), both[0], both[1]);
+  }
+}
+
 inline void network_by_tiles(const NetworkRows& rows, const Network& net, float* scratch) {
   using T = Bfloat16;
   constexpr int64_t step = kTileDepth * kPerWord<T>;
@@ -257,8 +288,9 @@ inline void network_by_tiles(const NetworkRows& rows, const Network& net, float*
   for (int64_t r = 0; r < rows.count; ++r) put_words(static_cast<const T*>(rows.from[r]), d, u + r * u_stride);
   std::memset(u + rows.count * u_stride, 0, (count - rows.count) * u_stride * sizeof(float));
   const auto put = [&](int64_t i, int64_t column, const float* square, int64_t some) {
-    for (int64_t r = i; r < least(i + some, rows.count); ++r, square += kSquare) {
-      put_sums(square, static_cast<T*>(rows.to[r]) + column, d - column);
+    for (int64_t r = 0; r < least(some, rows.count - i); ++r) {
+      T* to = static_cast<T*>(rows.to[i + r]) + column;
+      put_square(square + r * kSquare, 1, reinterpret_cast<char*>(to), 0, d - column);
     }
   };
   Tiles tiles;
@@ -266,18 +298,8 @@ inline void network_by_tiles(const NetworkRows& rows, const Network& net, float*
   do {
     const int64_t width = least(net.f - start, step);
     const auto put_hidden = [&](int64_t i, int64_t column, const float* square, int64_t some) {
-      for (int64_t r = i; r < i + some; ++r, square += kSquare) {
-        const int64_t of = least(r, rows.count - 1);  // any for rows that do not exist
-        const float* slope = rows.slope[of] + start;
-        const float share = net.bias ? rows.shares[of] : 0;
-        T* h = reinterpret_cast<T*>(hidden + r * hidden_stride);
-        for (int64_t j = column; j < column + kSquare; j += kFloats) {
-          const int64_t n = most(0, least(width - j, kFloats));  // beyond the width, zeros
-          Vec v = load(square + j - column, kFloats);
-          if (net.bias) v += load(net.bias + start + j, n) * share;
-          store(h + j, v * load(slope + j, n), kFloats);
-        }
-      }
+      const float* bias = net.bias ? net.bias + start + column : nullptr;
+      put_scaled(square, some, rows, i, bias, start + column, hidden + i * hidden_stride + column / 2, hidden_stride, width - column);
     };
     const Panels in{net.w_in, whole_panels(net.f), start, words<T>(d)};
     multiply_by_tiles(tiles, {u, u_stride, count}, in, width, {}, {}, put_hidden);
@@ -305,28 +327,36 @@ inline void put_weights(const MixingBlock& block, const Keys& all, float* to, in
   }
 }
 
+// A register of halves as the lower halves of words; `n` of them, the rest are zero.
+inline Words lower_halves(const Bfloat16* from, int64_t n) {
+  Halves halves{};
+  std::memcpy(&halves, from, n == kFloats ? sizeof halves : n * sizeof(Bfloat16));
+  return __builtin_convertvector(halves, Words);
+}
+
 // The values of a source as panels `[panel, words(j), kSquare]` of words, filled up with zeros.
 inline void put_values(const MixingBlock& block, int64_t k, const Keys& all, float* to) {
   using T = Bfloat16;
-  const auto halves_of = [](const T* from, int64_t n) {
-    Halves halves{};
-    std::memcpy(&halves, from, n == kFloats ? sizeof halves : n * sizeof(T));
-    return __builtin_convertvector(halves, Words);
-  };
-  const int64_t depth = words<T>(all.stop - all.start);
-  const T* source = static_cast<const T*>(block.p) + k * block.p_k;
-  for (int64_t v = 0; v < whole_squares(block.n_v); v += kFloats) {
-    float* panel = to + v / kSquare * kSquare * depth + v % kSquare;
-    const int64_t n = most(0, least(block.n_v - v, kFloats));
-    int64_t j = n ? all.start : all.stop, row = 0;
-    for (; j < all.stop; j += 2, ++row) {
-      const T* from = source + j * block.p_j + v;
-      Words pairs = halves_of(from, n);
-      if (j + 1 < all.stop) pairs |= halves_of(from + block.p_j, n) << 16;
-      std::memcpy(panel + row * kSquare, &pairs, sizeof pairs);
+  const int64_t n_keys = all.stop - all.start, depth = words<T>(n_keys);
+  const T* source = static_cast<const T*>(block.p) + k * block.p_k + all.start * block.p_j;
+  const auto panel_of = [&](int64_t v) { return to + v / kSquare * kSquare * depth + v % kSquare; };
+  each(block.n_v, [&](int64_t v, int64_t n) {
+    float* row = panel_of(v);
+    const T* from = source + v;
+    for (int64_t j = 0; j + 1 < n_keys; j += 2, from += 2 * block.p_j, row += kSquare) {
+      const Words pairs = lower_halves(from, n) | lower_halves(from + block.p_j, n) << 16;
+      std::memcpy(row, &pairs, sizeof pairs);
     }
-    for (; row < depth; ++row) store(panel + row * kSquare, Vec{}, kFloats);
-  }
+    if (n_keys % 2) {
+      const Words last = lower_halves(from, n);
+      std::memcpy(row, &last, sizeof last);
+      row += kSquare;
+    }
+    for (; row < panel_of(v) + depth * kSquare; row += kSquare) store(row, Vec{}, kFloats);
+  });
+  const int64_t v = (block.n_v + kFloats - 1) / kFloats * kFloats;
+  if (v == whole_squares(block.n_v)) return;
+  for (int64_t row = 0; row < depth; ++row) store(panel_of(v) + row * kSquare, Vec{}, kFloats);
 }
 
 inline void mixing_by_tiles(const MixingBlock& block, float* scratch) {
@@ -347,20 +377,21 @@ inline void mixing_by_tiles(const MixingBlock& block, float* scratch) {
     }
     for (int64_t v = 0; v < block.n_v; v += kSquare) {
       const float* panel = values + v * depth;
-      const auto rows_of = [&](auto down, int64_t i) {
+      const auto mix_rows = [&](auto down, int64_t i) {
         constexpr int kDown = decltype(down)::value;
         const int64_t rows = least(kDown * kTile, block.n_i - i);
         const Keys keys = attended(block, i, i + rows);
         const int64_t first = (keys.start - all.start) / kSquare * kTile, stop = words<T>(keys.stop - all.start);
         const float* own = weights + i * stride + first;
         begin_square<kDown>(tiles, nullptr, 0);
-        add_products<kDown>(tiles, own, stride, panel + first * kSquare, kSquare, most(stop - first, 0));
+        add_products<kDown>(tiles, own, stride, panel + first * kSquare, most(stop - first, 0));
         end_square<kDown>(tiles, square, kSquare);
-        for (int64_t r = 0; r < rows; ++r) put_sums(square + r * kSquare, out + (i + r) * block.out_i + v, block.n_v - v);
+        char* to = reinterpret_cast<char*>(out + i * block.out_i + v);
+        put_square(square, rows, to, block.out_i * sizeof(T), block.n_v - v);
       };
       int64_t i = 0;
-      for (; i + kSquare <= count; i += kSquare) rows_of(std::integral_constant<int, 2>{}, i);
-      if (i < count) rows_of(std::integral_constant<int, 1>{}, i);
+      for (; i + kSquare <= count; i += kSquare) mix_rows(std::integral_constant<int, 2>{}, i);
+      if (i < count) mix_rows(std::integral_constant<int, 1>{}, i);
     }
   }
 }

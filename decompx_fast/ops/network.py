@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..errors import InputError
 from . import checks, registry
-from .backends import native, products
+from .backends import native, product_choices, products
 from .shares import accumulation_dtype
 
 
@@ -20,12 +20,14 @@ class Faster:
         dtype: of the vectors.
         ways: how large products are made otherwise (:mod:`.backends.product_choices`).
         reason: what was measured.
+        vendor: of the processor; ``None`` for any.
     """
 
     level: str
     dtype: torch.dtype
     ways: tuple[str, ...]
     reason: str
+    vendor: str | None = None
 
 
 _F32_WAYS = ("torch", "onednn", "native")

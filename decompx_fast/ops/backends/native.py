@@ -26,7 +26,7 @@ LEVELS = ("portable", "avx2", "avx512", "avx512_bf16", "amx")
 #: Names the instruction set; without it, the widest that the processor has.
 LEVEL_VARIABLE = "DECOMPX_FAST_CPU_LEVEL"
 
-#: For tests: with "1", the library is taken whose AVX-512 kernels are compiled to AVX2 (see setup.py).
+#: For tests: with "1", the library is taken whose AVX-512 and AMX kernels are compiled to AVX2 (see setup.py).
 LOWERED_VARIABLE = "DECOMPX_FAST_LOWERED"
 
 DTYPES = (torch.float32, torch.bfloat16)
