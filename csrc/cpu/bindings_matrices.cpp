@@ -210,7 +210,7 @@ namespace {
 // of rows, take longer to come than to be multiplied. By tiles, vectors and hidden layer are half as large.
 int64_t network_rows(int64_t d, Dtype dtype) {
   if (by_tiles(dtype)) {
-    const int64_t step = rows_at_once(dtype), fitting = 240 * 1024 / (3 * d / 2 + decompx::kDeepest / 4) / step * step;
+    const int64_t step = rows_at_once(dtype), fitting = 240 * 1024 / (3 * d / 2 + decompx::kDeepest / 6) / step * step;
     return std::clamp<int64_t>(fitting, 2 * step, 8 * step);
   }
   const bool wide = level_in_use >= Level::avx512;

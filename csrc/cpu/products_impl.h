@@ -109,7 +109,8 @@ inline void lay_out_words(
     const T* row = from + k * kPerWord<T> * matrix.row_stride;
     if constexpr (!kPairs<T>) {
       if (matrix.column_stride == 1) {
-        each(stop - start, [&](int64_t c, int64_t n) { store(panel + k * kColumns<T> + start + c, load(row + start + c, n), n); });
+        float* to = panel + k * kColumns<T> + start;
+        each(stop - start, [&](int64_t c, int64_t n) { store(to + c, load(row + start + c, n), n); });
         continue;
       }
     }
@@ -117,8 +118,7 @@ inline void lay_out_words(
       const T* top = row + c * matrix.column_stride;
       float* to = panel + k * kColumns<T> + c;
       if constexpr (kPairs<T>) {
-        const T pair[2] = {
-            2 * k < left ? *top : T{}, 2 * k + 1 < left ? top[matrix.row_stride] : T{}};
+        const T pair[2] = {2 * k < left ? *top : T{}, 2 * k + 1 < left ? top[matrix.row_stride] : T{}};
         std::memcpy(to, pair, sizeof pair);
       } else {
         *to = number(top);
@@ -160,7 +160,9 @@ void lay_out_matrix(const Matrix& matrix, int64_t start, int64_t stop, float* to
       lay_out_columns(from, matrix, least(square, depth / kFloats * kFloats), whole, panel);
       lay_out_words(from, matrix, left, least(square, depth / kFloats * kFloats), depth, 0, whole, panel);
       lay_out_words(from, matrix, left, 0, depth, whole, n, panel);
-      for (int64_t k = 0; k < depth && n < kColumns<T>; ++k) std::memset(panel + k * kColumns<T> + n, 0, (kColumns<T> - n) * sizeof(float));
+      for (int64_t k = 0; k < depth && n < kColumns<T>; ++k) {
+        std::memset(panel + k * kColumns<T> + n, 0, (kColumns<T> - n) * sizeof(float));
+      }
     }
   }
 }

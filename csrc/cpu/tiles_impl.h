@@ -1,7 +1,7 @@
 // Products of bfloat16 by AMX's tiles of 16 rows of 16 words (DECOMPX_TILES); rows_impl.h includes it in its namespace.
 //
-// Four tiles of sums, of 32 rows by 32 columns, take two tiles of each matrix at a time. The right one lies as for products
-// by pairs, in panels of 32 columns.
+// Four tiles of sums, of 32 rows by 32 columns, take two tiles of each matrix at a time. The right one lies as for
+// products by pairs, in panels of 32 columns.
 
 constexpr int64_t kTile = 16;
 constexpr int64_t kSquare = 2 * kTile;
@@ -121,7 +121,7 @@ struct Sums {
   }
 };
 
-// The four tiles of sums += 16 rows, or 32, by a panel. For each 16 words some lines from `next` on are fetched meanwhile.
+// The four tiles of sums += 16 rows, or 32, by a panel. For each 16 words so many lines from `next` on are fetched.
 template <int Down>
 inline void add_products(
     Tiles& tiles,
@@ -168,11 +168,17 @@ inline void end_square(const Tiles& tiles, float* to, int64_t stride) {
 }
 
 // `begin + a panels` for so many columns, square after square, to `end`; or where that is null by calls of
-// `put(i, column, sums, rows)` with `[rows, kSquare]` of them. Of the next panel every square fetches a part meanwhile: it comes from
-// the third level or from memory.
+// `put(i, column, sums, rows)` with `[rows, kSquare]` of them. Every square fetches a part of the next panel meanwhile:
+// it comes from the third level or from memory.
 template <typename Put>
 inline void multiply_by_tiles(
-    Tiles& tiles, const WordRows& a, const Panels& panels, int64_t columns, const Sums& begin, const Sums& end, const Put& put) {
+    Tiles& tiles,
+    const WordRows& a,
+    const Panels& panels,
+    int64_t columns,
+    const Sums& begin,
+    const Sums& end,
+    const Put& put) {
   alignas(64) float square[kSquare * kSquare];
   const int64_t squares = (a.count + kSquare - 1) / kSquare, lines = (kSquare + squares - 1) / squares;
   for (int64_t column = 0; column < columns; column += kSquare) {
@@ -259,7 +265,15 @@ inline void product_by_tiles(const ProductBlock& block, float* scratch) {
 
 // The hidden layer of some rows, `slope * (sums + share bias)` for `n` columns at the most, and zeros after them.
 inline void put_scaled(
-    const float* sums, int64_t count, const NetworkRows& rows, int64_t first, const float* bias, int64_t start, float* to, int64_t stride, int64_t n) {
+    const float* sums,
+    int64_t count,
+    const NetworkRows& rows,
+    int64_t first,
+    const float* bias,
+    int64_t start,
+    float* to,
+    int64_t stride,
+    int64_t n) {
   for (int64_t r = 0; r < count; ++r, sums += kSquare, to += stride) {
     const int64_t of = least(first + r, rows.count - 1);  // any for rows that do not exist
     const float* slope = rows.slope[of] + start;
@@ -299,7 +313,8 @@ inline void network_by_tiles(const NetworkRows& rows, const Network& net, float*
     const int64_t width = least(net.f - start, step);
     const auto put_hidden = [&](int64_t i, int64_t column, const float* square, int64_t some) {
       const float* bias = net.bias ? net.bias + start + column : nullptr;
-      put_scaled(square, some, rows, i, bias, start + column, hidden + i * hidden_stride + column / 2, hidden_stride, width - column);
+      float* to = hidden + i * hidden_stride + column / kPerWord<T>;
+      put_scaled(square, some, rows, i, bias, start + column, to, hidden_stride, width - column);
     };
     const Panels in{net.w_in, whole_panels(net.f), start, words<T>(d)};
     multiply_by_tiles(tiles, {u, u_stride, count}, in, width, {}, {}, put_hidden);
