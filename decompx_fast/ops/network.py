@@ -132,9 +132,7 @@ def is_fused(device: torch.device | str, dtype: torch.dtype, backend: str = "aut
         return True
     here, way = native.level(), products.way(dtype, "large")
     vendors = (None, product_choices.processor().vendor)
-    return any(
-        row.level == here and row.dtype is dtype and way in row.ways and row.vendor in vendors for row in FASTER
-    )
+    return any(row.level == here and row.dtype is dtype and way in row.ways and row.vendor in vendors for row in FASTER)
 
 
 @registry.operator("network", writes=("out",))
