@@ -14,7 +14,8 @@ import torch
 
 from ...errors import OptionError
 from . import native
-from .processor import Processor, processor
+from .processor import Processor
+from .processor import processor as processor  # :mod:`..network` asks for it here too
 
 #: Names a way for all dtypes that have it, or for some: ``onednn``, or ``float32=torch,bfloat16=widened``.
 VARIABLE = "DECOMPX_FAST_PRODUCTS"
