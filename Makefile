@@ -29,7 +29,7 @@ test-quick: .venv/installed-test  ## run a few cases of each test that takes mil
 	@$(BIN)/python -m pytest -q -n $(WORKERS) --quick
 
 # Where a processor's kind decides what is computed how. What this one has not runs lowered to AVX2.
-LEVELS := portable avx2 avx512 avx512_bf16
+LEVELS := portable avx2 avx512 avx512_bf16 amx
 LEVEL_TESTS := tests/test_native.py tests/test_native_library.py tests/test_mixing_masks.py tests/test_plan.py \
 	tests/test_forward.py tests/test_forward_asked.py
 WAY_TESTS := tests/test_products.py tests/test_plan.py tests/test_forward.py

@@ -13,8 +13,8 @@ What is compiled is optional. It needs a C++ compiler and PyTorch, which an isol
 the package is installed without it, and ``decompx-fast doctor`` says so. ``DECOMPX_FAST_NATIVE=0`` leaves it out,
 ``DECOMPX_FAST_NATIVE=1`` makes it an error if it cannot be built.
 
-``DECOMPX_FAST_LOWERED=1`` builds another library for tests, beside the one that is used: its AVX-512 kernels are
-compiled to AVX2, so that they can be run where the wider instruction set is missing.
+``DECOMPX_FAST_LOWERED=1`` builds another library for tests, beside the one that is used: its AVX-512 and AMX kernels
+are compiled to AVX2, so that they can be run where the wider instruction set is missing.
 """
 
 import importlib.util

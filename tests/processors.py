@@ -34,7 +34,7 @@ PROCESSORS = {
     "zen3": described("avx2", "amd", "sse2 avx2 fma"),
     "zen5": described("avx512_bf16", "amd", "sse2 avx2 fma avx512f avx512bw avx512dq avx512vl avx512bf16"),
     "skylake": described("avx512", "intel", "sse2 avx2 fma avx512f avx512bw avx512dq avx512vl"),
-    "granite": described("avx512_bf16", "intel", "sse2 avx2 fma avx512f avx512bf16 avx512fp16 amxbf16 amxint8 amxfp16"),
+    "granite": described("amx", "intel", "sse2 avx2 fma avx512f avx512bf16 avx512fp16 amxbf16 amxint8 amxfp16"),
     "graviton": described("portable", "other", "fp asimd asimdhp bf16 sve"),
 }
 

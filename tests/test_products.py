@@ -91,6 +91,14 @@ def test_a_row_about_a_library_needs_the_library(with_both_libraries, monkeypatc
     assert products.way(F32, "large") == ("torch" if without else "onednn") and products.way(F32, "short") == "torch"
 
 
+def test_a_processor_with_tiles_has_reasons_of_its_own(with_both_libraries, monkeypatch):
+    processors.become(monkeypatch, "granite")
+    assert "AMX 176 GFLOP/s" in product_choices.choose(F32, "large").reason
+    assert "tiles for bfloat16" in product_choices.choose(BF16, "short").reason
+    processors.become(monkeypatch, "zen5")
+    assert "tiles" not in product_choices.choose(BF16, "short").reason
+
+
 @needs_native
 @pytest.mark.parametrize(
     ("named", "expected"),

@@ -137,7 +137,7 @@ void functional_dots(Tensor out_tensor, Tensor x_tensor, Tensor g_tensor) {
 }
 
 bool has_level(int64_t level) {
-  return level >= 0 && level <= static_cast<int64_t>(Level::avx512_bf16) && decompx::available(static_cast<Level>(level));
+  return level >= 0 && level <= static_cast<int64_t>(Level::amx) && decompx::available(static_cast<Level>(level));
 }
 
 void set_level(int64_t level) {

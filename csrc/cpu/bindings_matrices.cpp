@@ -101,7 +101,7 @@ constexpr int64_t kBandColumns = decompx::kWidestPanel;
 
 // Numbers that a matrix takes as `lay_out_matrix` leaves it.
 int64_t laid_out_numbers(const decompx::Matrix& matrix) {
-  return matrix.rows * decompx::whole_panels(matrix.columns);
+  return decompx::laid_out_numbers(matrix.rows, matrix.columns);
 }
 
 decompx::Matrix matrix_of(const Tensor& t, const char* name, Dtype dtype) {
@@ -139,11 +139,21 @@ void lay_out(const std::vector<decompx::Matrix>& matrices, float* to) {
   });
 }
 
+// Whether products of this dtype are made by the processor's own tiles.
+bool by_tiles(Dtype dtype) {
+  return dtype == Dtype::bfloat16 && level_in_use >= Level::amx;
+}
+
+// Rows that are multiplied together.
+int64_t rows_at_once(Dtype dtype) {
+  return by_tiles(dtype) ? 2 * decompx::kMostFilled : decompx::kTileRows;
+}
+
 // Rows for each thread's blocks: blocks of the same size, none of more than `most` rows, as many for each thread.
-int64_t rows_of_blocks(int64_t rows, int64_t most) {
+int64_t rows_of_blocks(int64_t rows, int64_t most, Dtype dtype) {
   const int64_t threads = std::max<int64_t>(torch::stable::get_num_threads(), 1);
-  const int64_t count = (rows + threads * most - 1) / (threads * most) * threads;
-  return decompx::whole_tiles((rows + count - 1) / count);
+  const int64_t count = (rows + threads * most - 1) / (threads * most) * threads, step = rows_at_once(dtype);
+  return ((rows + count - 1) / count + step - 1) / step * step;
 }
 
 // What a thread multiplies at once: the sums stay in the second level of its cache, and with fewer rows the matrix, which
@@ -170,7 +180,7 @@ void product(Tensor out, Tensor a, Tensor b, Tensor packed) {
 
   const int64_t threads = std::max<int64_t>(torch::stable::get_num_threads(), 1);
   const bool few = n_rows < threads * kFewRows;  // then the columns are divided
-  const int64_t rows = few ? std::min(n_rows, kProductRows) : rows_of_blocks(n_rows, kProductRows);
+  const int64_t rows = few ? std::min(n_rows, kProductRows) : rows_of_blocks(n_rows, kProductRows, dtype);
   const int64_t row_blocks = (n_rows + rows - 1) / rows;
   const int64_t most = few ? std::min(kProductColumns, (n_columns + threads - 1) / threads) : kProductColumns;
   const int64_t columns = decompx::whole_panels(most), column_blocks = (n_columns + columns - 1) / columns;
@@ -197,8 +207,12 @@ namespace {
 
 // Rows that a thread sends through a network at once, with what becomes of them: about the second level of its cache, a
 // mebibyte where there is AVX-512 and half of one elsewhere. With fewer rows the weights, which are read for each block
-// of rows, take longer to come than to be multiplied.
-int64_t network_rows(int64_t d) {
+// of rows, take longer to come than to be multiplied. By tiles, vectors and hidden layer are half as large.
+int64_t network_rows(int64_t d, Dtype dtype) {
+  if (by_tiles(dtype)) {
+    const int64_t step = rows_at_once(dtype), fitting = 240 * 1024 / (3 * d / 2 + decompx::kDeepest / 6) / step * step;
+    return std::clamp<int64_t>(fitting, 2 * step, 8 * step);
+  }
   const bool wide = level_in_use >= Level::avx512;
   const int64_t numbers = (wide ? 240 : 160) * 1024, hidden = decompx::kDeepest / (wide ? 6 : 2);
   const int64_t fitting = numbers / (2 * d + hidden) / decompx::kTileRows * decompx::kTileRows;
@@ -241,7 +255,7 @@ void network(
   const decompx::Network net{laid_out, laid_out + laid_out_numbers(in), numbers, d, f};
   const Kernels& kernels = decompx::kernels(level_in_use);
   const int64_t n_k = u.sizes[2], rows = u.positions() * n_k;
-  const int64_t size = rows_of_blocks(rows, network_rows(d));
+  const int64_t size = rows_of_blocks(rows, network_rows(d, u.dtype), u.dtype);
   const int64_t item = u.dtype == Dtype::float32 ? 4 : 2;
   torch::stable::parallel_for(0, (rows + size - 1) / size, 1, [&](int64_t begin, int64_t end) {
     Scratch scratch(decompx::network_scratch(size, d));

@@ -2,7 +2,8 @@
 //
 // Sums stay in registers: tiles of `kTileRows` rows by `kAcross` registers of numbers, over panels of the right matrix
 // that lie in the order in which they are read. What is read at once is a word of 32 bits: a number of float32 or, where
-// the processor multiplies pairs of them (DECOMPX_PAIRS), two of bfloat16.
+// the processor multiplies pairs of them (DECOMPX_PAIRS), two of bfloat16. Where it multiplies tiles of such words
+// (DECOMPX_TILES), the same panels are taken by tiles_impl.h.
 
 // Sums, a row of a panel and a number of the left matrix fill the 32 registers of AVX-512, or the 16 of what came before.
 constexpr int64_t kAcross = kFloats == 16 ? 4 : 2;
@@ -11,6 +12,9 @@ constexpr int64_t kBand = kAcross * kFloats;
 // Words that are summed in registers before they are put down: a panel of so many rows takes 24 KiB of the first level,
 // 32 where that has 48.
 constexpr int64_t kDepth = kFloats == 16 ? 128 : kDeepest * 4 / kFloats;
+
+// The same where they are summed in tiles: a panel of so many rows takes 16 KiB, and the other matrix's as much.
+constexpr int64_t kTileDepth = 128;
 
 // Whether products of this type are made by pairs.
 template <typename T>
@@ -21,14 +25,31 @@ template <>
 constexpr bool kPairs<Bfloat16> = true;
 #endif
 
-// Words of a row of `n` numbers, and numbers of a word.
+// Whether they are made by tiles.
+#if defined(DECOMPX_TILES)
+template <typename T>
+constexpr bool kTiles = kPairs<T>;
+#else
+template <typename T>
+constexpr bool kTiles = false;
+#endif
+
+// Words of a row of `n` numbers, of whole tiles where there are some; and numbers of a word.
 template <typename T>
 constexpr int64_t words(int64_t n) {
-  return kPairs<T> ? (n + 1) / 2 : n;
+  return kTiles<T> ? (n + 31) / 32 * 16 : kPairs<T> ? (n + 1) / 2 : n;
 }
 
 template <typename T>
 constexpr int64_t kPerWord = kPairs<T> ? 2 : 1;
+
+// Words of a block of rows of a matrix, whose panels lie together.
+template <typename T>
+constexpr int64_t kBlock = kTiles<T> ? kTileDepth : kDepth;
+
+// Columns of a panel: two tiles of words, or what registers hold.
+template <typename T>
+constexpr int64_t kColumns = kTiles<T> ? 32 : kBand;
 
 // sums + b a, for one word `a` and a register of words `b`.
 template <typename T>
@@ -42,11 +63,11 @@ inline Vec add_product(const Vec& sums, const Vec& b, const float* a) {
   }
 }
 
-// A row of numbers as words, where need be with a zero after the last.
+// A row of numbers as words, where need be with zeros after the last.
 template <typename T>
 inline void put_words(const T* from, int64_t n, float* to) {
   if constexpr (kPairs<T>) {
-    if (n % 2) to[n / 2] = 0;
+    for (int64_t k = n / 2; k < words<T>(n); ++k) to[k] = 0;
     std::memcpy(to, from, n * sizeof(T));
   } else {
     each(n, [&](int64_t j, int64_t some) { store(to + j, load(from + j, some), some); });
@@ -88,15 +109,16 @@ inline void lay_out_words(
     const T* row = from + k * kPerWord<T> * matrix.row_stride;
     if constexpr (!kPairs<T>) {
       if (matrix.column_stride == 1) {
-        each(stop - start, [&](int64_t c, int64_t n) { store(panel + k * kBand + start + c, load(row + start + c, n), n); });
+        float* to = panel + k * kColumns<T> + start;
+        each(stop - start, [&](int64_t c, int64_t n) { store(to + c, load(row + start + c, n), n); });
         continue;
       }
     }
     for (int64_t c = start; c < stop; ++c) {
       const T* top = row + c * matrix.column_stride;
-      float* to = panel + k * kBand + c;
+      float* to = panel + k * kColumns<T> + c;
       if constexpr (kPairs<T>) {
-        const T pair[2] = {*top, 2 * k + 1 < left ? top[matrix.row_stride] : T{}};
+        const T pair[2] = {2 * k < left ? *top : T{}, 2 * k + 1 < left ? top[matrix.row_stride] : T{}};
         std::memcpy(to, pair, sizeof pair);
       } else {
         *to = number(top);
@@ -116,29 +138,31 @@ inline void lay_out_columns(const T* from, const Matrix& matrix, int64_t last, i
       for (int r = 0; r < kFloats; ++r) std::memcpy(&rows[r], corner + r * matrix.column_stride, sizeof(Vec));
       transpose(rows);
 #pragma GCC unroll 16
-      for (int r = 0; r < kFloats; ++r) store(panel + (k + r) * kBand + c, rows[r], kFloats);
+      for (int r = 0; r < kFloats; ++r) store(panel + (k + r) * kColumns<T> + c, rows[r], kFloats);
     }
   }
 }
 
-// Lays out some columns of a matrix as `[block of kDepth words, panel, word, kBand]`, filled up with zeros.
+// Lays out some columns of a matrix as `[block of kBlock words, panel, word, kColumns]`, filled up with zeros.
 template <typename T>
 void lay_out_matrix(const Matrix& matrix, int64_t start, int64_t stop, float* to) {
   const int64_t width = whole_panels(matrix.columns), all = words<T>(matrix.rows);
   const bool together = sizeof(T) * kPerWord<T> == sizeof(float) && matrix.row_stride == 1;
-  for (int64_t first = 0; first < all; first += kDepth) {
-    const int64_t depth = least(all - first, kDepth), left = matrix.rows - first * kPerWord<T>;
+  for (int64_t first = 0; first < all; first += kBlock<T>) {
+    const int64_t depth = least(all - first, kBlock<T>), left = matrix.rows - first * kPerWord<T>;
     const T* block = static_cast<const T*>(matrix.data) + first * kPerWord<T> * matrix.row_stride;
-    for (int64_t j = start; j < stop; j += kBand) {
+    for (int64_t j = start; j < stop; j += kColumns<T>) {
       const T* from = block + j * matrix.column_stride;
       float* panel = to + first * width + j * depth;
-      const int64_t n = most(0, least(matrix.columns - j, kBand));
+      const int64_t n = most(0, least(matrix.columns - j, kColumns<T>));
       const int64_t whole = together ? n / kFloats * kFloats : 0;
       const int64_t square = together ? left / kPerWord<T> / kFloats * kFloats : 0;
       lay_out_columns(from, matrix, least(square, depth / kFloats * kFloats), whole, panel);
       lay_out_words(from, matrix, left, least(square, depth / kFloats * kFloats), depth, 0, whole, panel);
       lay_out_words(from, matrix, left, 0, depth, whole, n, panel);
-      for (int64_t k = 0; k < depth && n < kBand; ++k) std::memset(panel + k * kBand + n, 0, (kBand - n) * sizeof(float));
+      for (int64_t k = 0; k < depth && n < kColumns<T>; ++k) {
+        std::memset(panel + k * kColumns<T> + n, 0, (kColumns<T> - n) * sizeof(float));
+      }
     }
   }
 }

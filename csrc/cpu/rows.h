@@ -16,7 +16,7 @@ enum class Dtype : int { float32, bfloat16 };
 enum class Rule : int { absdot, dot, equal, cls, none };
 
 // Instruction sets, each a superset of the one before.
-enum class Level : int { portable, avx2, avx512, avx512_bf16 };
+enum class Level : int { portable, avx2, avx512, avx512_bf16, amx };
 
 // The vectors of one position: row `k` starts at element `k * stride` and is contiguous.
 struct Vectors {
@@ -57,9 +57,12 @@ constexpr int64_t whole_panels(int64_t width) {
   return (width + kWidestPanel - 1) / kWidestPanel * kWidestPanel;
 }
 
+// Rows that are filled up, where products are made by tiles of the processor's own.
+constexpr int64_t kMostFilled = 16;
+
 // Numbers that a mixing needs for its own use, for vectors of up to `n_v` numbers.
 constexpr int64_t mixing_scratch(int64_t n_i, int64_t n_j, int64_t n_v) {
-  return (whole_tiles(n_i) + whole_panels(n_v)) * n_j;
+  return (n_i + kMostFilled + whole_panels(n_v)) * (n_j + 2 * kMostFilled);
 }
 
 struct Matrix {
@@ -68,6 +71,11 @@ struct Matrix {
   int64_t row_stride, column_stride;  // in elements
   Dtype dtype;
 };
+
+// Numbers that a matrix takes as `lay_out_matrix` leaves it: pairs may be filled up to 16 words.
+constexpr int64_t laid_out_numbers(int64_t rows, int64_t columns) {
+  return (rows < 16 && rows ? 16 : rows) * whole_panels(columns);
+}
 
 // Columns `[start, stop)` of some rows of a product: `to = from matrix`, where `start` is a multiple of kWidestPanel.
 struct ProductBlock {
@@ -106,11 +114,11 @@ constexpr int64_t kRowGap = 16;
 
 // Numbers that a product and a network need for their own use.
 constexpr int64_t product_scratch(int64_t rows, int64_t columns) {
-  return whole_tiles(rows) * (kDeepest + whole_panels(columns) + 2 * kRowGap);
+  return (rows + kMostFilled) * (kDeepest + whole_panels(columns) + 2 * kRowGap);
 }
 
 constexpr int64_t network_scratch(int64_t rows, int64_t d) {
-  return whole_tiles(rows) * (d + kDeepest + whole_panels(d) + 3 * kRowGap);
+  return (rows + kMostFilled) * (d + kDeepest + whole_panels(d) + 3 * kRowGap);
 }
 
 // All constants are float32, and so are all sums. `scratch` holds `2 * count` numbers. What may be absent is a null
@@ -163,7 +171,7 @@ struct Kernels {
   // `scratch` holds `mixing_scratch` numbers.
   void (*mixing)(const MixingBlock& block, float* scratch);
 
-  // Columns from `start` to `stop`, multiples of kWidestPanel, into room for `rows * whole_panels(columns)` numbers.
+  // Columns from `start` to `stop`, multiples of kWidestPanel, into room for `laid_out_numbers`.
   void (*lay_out_matrix)(const Matrix& matrix, int64_t start, int64_t stop, float* to);
 
   // `scratch` holds `product_scratch` numbers.

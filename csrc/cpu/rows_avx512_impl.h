@@ -1,6 +1,6 @@
 // The kernels for the features of AVX-512 that the file that includes this names in DECOMPX_FEATURES. With
-// DECOMPX_LOWERED the compiler makes of their registers of 16 numbers two of AVX2, with the same roundings, and of
-// products of pairs two products one after the other, so that their tests can run on other processors.
+// DECOMPX_LOWERED the compiler makes of their registers of 16 numbers two of AVX2, with the same roundings, of products
+// of pairs two products one after the other, and of tiles arrays, so that their tests can run on other processors.
 
 #if defined(__x86_64__)
 

@@ -3,6 +3,7 @@
 //   DECOMPX_LEVEL   name of the namespace
 //   DECOMPX_FLOATS  float32 numbers of a vector register
 //   DECOMPX_PAIRS   if the processor multiplies pairs of bfloat16, and adds both products to a float32
+//   DECOMPX_TILES   if it does so for whole tiles of such pairs
 //
 // and selects the instruction set. Nothing with external linkage but `table` may come from here, not even an inline
 // function of the standard library: the linker would keep one copy for all levels.
@@ -48,6 +49,9 @@ inline Vec widen(const Halves& halves) {
 
 // Rounds to nearest, ties to even; NaN stays NaN.
 inline Halves narrow(const Vec& v) {
+#if defined(DECOMPX_TILES) && !defined(DECOMPX_LOWERED)
+  return (Halves)_mm512_cvtneps_pbh((__m512)v);
+#endif
   Words words;
   std::memcpy(&words, &v, sizeof words);
   const Words rounded = (words + 0x7fffu + ((words >> 16) & 1u)) >> 16;
@@ -155,6 +159,9 @@ inline bool any(int64_t width, const Value& value) {
 #include "mixing_impl.h"
 #include "products_impl.h"
 #include "network_impl.h"
+#if defined(DECOMPX_TILES)
+#include "tiles_impl.h"
+#endif
 
 // `function` for the element type of the vectors, with the same arguments.
 #define DECOMPX_BY_DTYPE(function, vectors, ...)      \
@@ -163,6 +170,18 @@ inline bool any(int64_t width, const Value& value) {
   } else {                                            \
     function<float>(vectors, __VA_ARGS__);            \
   }
+
+// The same where matrices are multiplied, which has a way of its own by tiles.
+#if defined(DECOMPX_TILES)
+#define DECOMPX_MATRICES(function, vectors, ...)      \
+  if (vectors.dtype == Dtype::bfloat16) {             \
+    function##_by_tiles(vectors, __VA_ARGS__);        \
+  } else {                                            \
+    function<float>(vectors, __VA_ARGS__);            \
+  }
+#else
+#define DECOMPX_MATRICES DECOMPX_BY_DTYPE
+#endif
 
 void bias_split_of(const Vectors& x, const Vectors* residual, const float* bias, Rule rule, bool after, float* scratch) {
   DECOMPX_BY_DTYPE(bias_split, x, residual, bias, rule, after, scratch)
@@ -197,7 +216,7 @@ void functional_dots_of(const Vectors& x, const float* g, int64_t g_stride, int6
 }
 
 void mixing_of(const MixingBlock& block, float* scratch) {
-  DECOMPX_BY_DTYPE(mixing, block, scratch)
+  DECOMPX_MATRICES(mixing, block, scratch)
 }
 
 void lay_out_matrix_of(const Matrix& matrix, int64_t start, int64_t stop, float* to) {
@@ -205,13 +224,14 @@ void lay_out_matrix_of(const Matrix& matrix, int64_t start, int64_t stop, float*
 }
 
 void product_of(const ProductBlock& block, float* scratch) {
-  DECOMPX_BY_DTYPE(product, block, scratch)
+  DECOMPX_MATRICES(product, block, scratch)
 }
 
 void network_of(const NetworkRows& rows, const Network& net, float* scratch) {
-  DECOMPX_BY_DTYPE(network, rows, net, scratch)
+  DECOMPX_MATRICES(network, rows, net, scratch)
 }
 
+#undef DECOMPX_MATRICES
 #undef DECOMPX_BY_DTYPE
 
 }  // namespace

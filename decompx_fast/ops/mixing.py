@@ -204,5 +204,5 @@ def _mixing_triton(*tensors: Any, **options: Any) -> None:
 
 @registry.implements("mixing", "native")
 def _mixing_native(out: Tensor, alpha: Tensor, p: Tensor, **options: Any) -> None:
-    compute = native.mixing if p.shape[1] <= native.MIXED_POSITIONS else mixing_torch
+    compute = native.mixing if p.shape[1] <= native.mixed_positions(p.dtype) else mixing_torch
     compute(out, alpha, p, **options)

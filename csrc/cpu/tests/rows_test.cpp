@@ -212,7 +212,7 @@ void test_product(const Kernels& kernels, int64_t rows, int64_t inner, int64_t c
   const State b(1, transposed ? columns : inner, transposed ? inner : columns, dtype, numbers);
   State out(1, rows, columns, dtype, std::vector<float>(rows * columns, NAN));
   const Matrix matrix{b.data.get(), inner, columns, transposed ? 1 : b.stride, transposed ? b.stride : 1, dtype};
-  std::vector<float> packed(inner * whole_panels(columns), NAN);
+  std::vector<float> packed(laid_out_numbers(inner, columns), NAN);
   for (int64_t j = 0; j < columns; j += kWidestPanel) {
     kernels.lay_out_matrix(matrix, j, j + kWidestPanel, packed.data());
   }
@@ -247,7 +247,7 @@ void test_network(const Kernels& kernels, int64_t rows, int64_t d, int64_t f, bo
       kernels.lay_out_matrix(matrix, j, j + kWidestPanel, to.data());
     }
   };
-  std::vector<float> w_in(d * whole_panels(f)), w_out(f * whole_panels(d));
+  std::vector<float> w_in(laid_out_numbers(d, f), NAN), w_out(laid_out_numbers(f, d), NAN);
   lay_out(in, d, f, w_in);
   lay_out(back, f, d, w_out);
   const Network net{w_in.data(), w_out.data(), biased ? bias.data() : nullptr, d, f};
@@ -301,13 +301,15 @@ const char* name_of(Level level) {
       return "avx2";
     case Level::avx512:
       return "avx512" LOWERED;
-    default:
+    case Level::avx512_bf16:
       return "avx512_bf16" LOWERED;
+    default:
+      return "amx" LOWERED;
   }
 }
 
 int main() {
-  for (Level level : {Level::portable, Level::avx2, Level::avx512, Level::avx512_bf16}) {
+  for (Level level : {Level::portable, Level::avx2, Level::avx512, Level::avx512_bf16, Level::amx}) {
     if (!available(level)) {
       std::printf("%s: not on this processor\n", name_of(level));
       continue;

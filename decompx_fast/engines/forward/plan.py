@@ -157,7 +157,7 @@ def _costs(
         grouped=n_sources is not None,
         dtype=dtype,
         config=config,
-        twins=not (kernels or (in_native and n_tokens <= native.MIXED_POSITIONS)),
+        twins=not (kernels or (in_native and n_tokens <= native.mixed_positions(dtype))),
         row_twins=not (kernels or in_native),
         one_op=is_one_op(config, device, dtype, backend),
         recorded=recorded,

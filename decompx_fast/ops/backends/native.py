@@ -21,18 +21,19 @@ from ...errors import BackendError
 from .. import registry
 
 #: Instruction sets, from the one that every processor has.
-LEVELS = ("portable", "avx2", "avx512", "avx512_bf16")
+LEVELS = ("portable", "avx2", "avx512", "avx512_bf16", "amx")
 
 #: Names the instruction set; without it, the widest that the processor has.
 LEVEL_VARIABLE = "DECOMPX_FAST_CPU_LEVEL"
 
-#: For tests: with "1", the library is taken whose AVX-512 kernels are compiled to AVX2 (see setup.py).
+#: For tests: with "1", the library is taken whose AVX-512 and AMX kernels are compiled to AVX2 (see setup.py).
 LOWERED_VARIABLE = "DECOMPX_FAST_LOWERED"
 
 DTYPES = (torch.float32, torch.bfloat16)
 
-#: The mixing of more attended positions than this is left to a library's products: measured at 512, these were faster.
-MIXED_POSITIONS = 256
+#: The mixing of more attended positions than this is left to a library's products: measured at 512, these were faster;
+#: by tiles, 241 GFLOP/s against 100.
+MIXED_POSITIONS, MIXED_BY_TILES = 256, 512
 
 #: What the library holds.
 OPERATORS = (
@@ -76,6 +77,11 @@ def unusable() -> str | None:
 def level() -> str | None:
     """The instruction set in use, or ``None`` without the library."""
     return None if _load() is not None else _in_use[-1]
+
+
+def mixed_positions(dtype: torch.dtype) -> int:
+    """Up to how many attended positions are mixed by these kernels."""
+    return MIXED_BY_TILES if dtype is torch.bfloat16 and level() == "amx" else MIXED_POSITIONS
 
 
 @contextmanager
@@ -177,8 +183,9 @@ def product(a: Tensor, b: Tensor, out: Tensor) -> None:
 
 
 def laid_out_numbers(rows: int, columns: int) -> int:
-    """Numbers of float32 that a matrix takes as csrc/cpu/rows.h wants it: ``rows * whole_panels(columns)``."""
-    return rows * (-(-columns // 64) * 64)
+    """Numbers of float32 that a matrix takes as csrc/cpu/rows.h wants it: whole panels of 64 columns, of 16 rows at
+    the least."""
+    return (max(rows, 16) if rows else 0) * (-(-columns // 64) * 64)
 
 
 def _constants(t: Tensor | None, x: Tensor) -> Tensor | None:
