@@ -61,7 +61,8 @@ python bench/faithful_sets.py --work FOLDER --page FILE
 ```
 
 with the numbers of texts and methods of each table (`--texts`, `--only`, `--methods`), with seed {seed}, on one thread
-beside other jobs, so that seconds are rough. In brackets: 95 % intervals, by a bootstrap over texts. The best AOPC
+beside other jobs, by the wall, so that seconds are rough; those of tweets say nothing, since the process was stopped
+now and then. In brackets: 95 % intervals, by a bootstrap over texts. The best AOPC
 first. Bold: ahead of every method of the other kind, DecompX or not, with the whole interval of the difference on the
 same texts. `sets.json` has the numbers.
 """
