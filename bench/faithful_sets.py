@@ -52,7 +52,7 @@ class Run:
 
 HEAD = """# Faithfulness on several sets and models
 
-Rated sentences of four kinds, pairs, and models of several shapes. No text was there when a method or its settings were
+{finished}. No text was there when a method or its settings were
 chosen (`tried.md`): the movie snippets are those behind the 528 of `report.md`, of the other sets
 they are the first of a shuffled order. Made by
 
@@ -61,11 +61,13 @@ python bench/faithful_sets.py --work FOLDER --page FILE
 ```
 
 with the numbers of texts and methods of each table (`--texts`, `--only`, `--methods`), with seed {seed}, on one thread
-beside other jobs, so that seconds are rough. In brackets: 95 % intervals, by a bootstrap over texts. The best AOPC
+beside other jobs, by the wall, so that seconds are rough; those of tweets say nothing, since the process was stopped
+now and then. In brackets: 95 % intervals, by a bootstrap over texts. The best AOPC
 first. Bold: ahead of every method of the other kind, DecompX or not, with the whole interval of the difference on the
 same texts. `sets.json` has the numbers.
+"""
 
-## What ours has more than the best of the others
+AHEAD = """## What ours has more than the best of the others
 
 The difference to the best method in that column that is not DecompX, named; bold where its whole interval is on the
 side of ours. Sufficiency and accuracy are better when they are lower.
@@ -198,7 +200,15 @@ def page(work: Path, metrics: list[str]) -> str:
     tables = {run.name: Table(work / run.name, metrics) for run in finished}
     ours = [name for name in METHODS.split(",") if is_ours(name) and all(name in one.values for one in tables.values())]
     sets = {name: table for name, table in tables.items() if name != "sanity"}
-    parts = [HEAD.format(seed=SEED), *(summary(sets, metrics[:3], name) for name in ours)]
+    about = "; ".join(run.about for run in finished) or "Nothing is finished"
+    missing = "; ".join(run.about for run in RUNS if run not in finished)
+    head = HEAD.format(seed=SEED, finished=about[0].upper() + about[1:])
+    parts = [
+        head,
+        *([f"Not measured yet: {missing}.\n"] if missing else []),
+        AHEAD,
+        *(summary(sets, metrics[:3], name) for name in ours),
+    ]
     for run in finished:
         about = json.loads((work / run.name / "finished.json").read_text("utf-8"))
         head = f"## {run.name}\n\n{run.about[0].upper()}{run.about[1:]}: {about['texts']} texts, "
