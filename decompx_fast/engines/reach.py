@@ -54,6 +54,11 @@ class Reach:
         part = encoder.part(layer)
         return cls(own.first[part], own.last[part], of_stack=True)
 
+    def to(self, device: torch.device) -> Reach:
+        """The same on another device."""
+        moved = {name: getattr(self, name) for name in ("first", "last", "hubs", "whole")}
+        return replace(self, **{name: None if part is None else part.to(device) for name, part in moved.items()})
+
     def everything(self) -> Reach | None:
         """Every token, at every position; of a stack all that have reached any of its positions."""
         if not self.of_stack:
