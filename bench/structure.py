@@ -95,7 +95,7 @@ def causal_table() -> list[str]:
     lines = [
         "## GPT-2's shape, causal",
         "",
-        "With zeros: also the vectors of sources that come after their position. Now: by blocks of rows and of sources, "
+        "With zeros: also the vectors of sources that come after their position. Now: by blocks of rows and sources, "
         "without them but for what a block holds of them.",
         "",
         "| N | with zeros, GFLOP | now | projections | mixing | position-wise | of it on vectors that are zero |",

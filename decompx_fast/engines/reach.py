@@ -56,8 +56,8 @@ class Reach:
 
     def to(self, device: torch.device) -> Reach:
         """The same on another device."""
-        moved = {name: getattr(self, name) for name in ("first", "last", "hubs", "whole")}
-        return replace(self, **{name: None if part is None else part.to(device) for name, part in moved.items()})
+        hubs, whole = (None if part is None else part.to(device) for part in (self.hubs, self.whole))
+        return replace(self, first=self.first.to(device), last=self.last.to(device), hubs=hubs, whole=whole)
 
     def everything(self) -> Reach | None:
         """Every token, at every position; of a stack all that have reached any of its positions."""

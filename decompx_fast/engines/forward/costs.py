@@ -13,7 +13,7 @@ import torch
 from ...config import DecompXConfig
 from ...linearize.layer import KEEP_BYTES
 from ...ops.backends.native import laid_out_numbers
-from ...ops.backends.products import WIDENED_NUMBERS, copied_numbers, kind_of, varied_numbers
+from ...ops.backends.products import SHORT, WIDENED_NUMBERS, copied_numbers, kind_of, varied_numbers
 from ..blocks import block_length, wide
 from ..shape import Mask, ModelShape
 from .live import best_block, block_of_rows
@@ -117,8 +117,12 @@ class Costs:
         """Of how many positions blocks are that have so many at the most."""
         if not self.cuts:
             return block_length(self.positions, most)
-        rows, items = block_of_rows(self.batch, most, self.n)
-        return max(block_length(self.n, rows) * block_length(self.batch, items), block_length(self.positions, most))
+        return max(self._cut_rows(most), block_length(self.positions, most))
+
+    def _cut_rows(self, most: int) -> int:
+        """The same where zeros are left out."""
+        rows, items = block_of_rows(self.batch, most, self.cut[0])
+        return block_length(self.n, rows) * block_length(self.batch, items)
 
     @property
     def positions(self) -> int:
@@ -171,7 +175,11 @@ class Costs:
 
     def product_bytes(self, rows: int, n_in: int, n_out: int) -> int:
         """What is made while vectors are multiplied by weights: float32 copies of half precisions, results apart, or
-        the weights laid out anew."""
+        the weights laid out anew. Where zeros are left out, the first blocks are short."""
+        every = {rows, min(rows, SHORT)} if self.cuts else {rows}
+        return max(self._product_bytes(rows, n_in, n_out) for rows in every)
+
+    def _product_bytes(self, rows: int, n_in: int, n_out: int) -> int:
         kind = kind_of(rows, n_in, n_out)
         if kind in self.lays_out:
             return 4 * laid_out_numbers(n_in, n_out)
@@ -214,23 +222,28 @@ class Costs:
         if networks or s.normed_branches or s.taps:
             vectors += (not branch) + (networks > 0 and (branch or networks > 1 or s.routed)) + s.routed
         hidden = 0 if not networks or self.fused else s.f * (2 if s.opens_gates(self.config) else 1)
-        return self.k * ((vectors + self._copied) * s.d + hidden)
-
-    @property
-    def _copied(self) -> int:
-        """How many states a block is copied from."""
-        return (2 if self.shape.keeps_branch(self.config) else 1) if self.cuts else 0
+        return self.k * (vectors * s.d + hidden)
 
     def operator_width(self) -> int:
         """Numbers in the buffer for each position of a block on the operator path."""
-        return self.shape.d * (self.shape.d + (1 + self._copied) * self.k)
+        return self.shape.d * (self.shape.d + self.k)
+
+    def copied_numel(self, most: int) -> int:
+        """Numbers in the buffer for a copy of a block of so many positions at the most, and of a branch beside it,
+        where zeros are left out."""
+        states = 2 if self.shape.keeps_branch(self.config) else 1
+        return self._cut_rows(most) * states * self.k * self.shape.d if self.cuts else 0
 
     def buffer_numel(self, blocks: Blocks, path: str) -> int:
-        rows = 1 if path == "operator" else self.rows_at_once(blocks.direct_rows)
-        numels = [block_length(self.k, blocks.sources) * self.source_width(), rows * self.direct_width()]
-        if path == "operator":
-            numels.append(self.rows_at_once(blocks.operator_rows) * self.operator_width())
-        return max(*numels, self.shape.heads * self.shape.d)
+        numels = [block_length(self.k, blocks.sources) * self.source_width(), self.shape.heads * self.shape.d]
+        most, width = blocks.direct_rows, self.direct_width()
+        if path == "operator":  # and of the direct path one row at the least
+            most, width = blocks.operator_rows, self.operator_width()
+            numels.append(self.copied_numel(most) + self.direct_width())
+        numels.append(block_length(self.positions, most) * width)
+        if self.cuts:
+            numels.append(self._cut_rows(most) * width + self.copied_numel(most))
+        return max(numels)
 
     # Phases -------------------------------------------------------------------------------------------------------
 

@@ -74,7 +74,8 @@ def fit_blocks(costs: Costs, budget: int, path: str) -> Blocks:
         fitting = (blocks for blocks in _candidates(costs, budget, path) if costs.beside_bytes(blocks, path) <= budget)
         found = min(fitting, key=lambda blocks: overhead(costs, blocks, path), default=SMALLEST)
     if path == "operator":  # rows that take the direct path after all make do with the buffer there is
-        rows = _clamp(costs.buffer_numel(found, path) // costs.direct_width(), costs.positions)
+        room = costs.buffer_numel(found, path) - costs.copied_numel(found.operator_rows)
+        rows = _clamp(room // costs.direct_width(), costs.positions)
         found = dataclasses.replace(found, direct_rows=rows)
     return found
 
@@ -115,6 +116,7 @@ def _candidates(costs: Costs, budget: int, path: str) -> Iterator[Blocks]:
                 width, each = costs.operator_width(), max(costs.operator_row_bytes())
             else:
                 width, each = costs.direct_width(), costs.direct_row_bytes()
+            width += costs.copied_numel(1)
             rows_at_once = _most(costs.most.direct_rows, buffer, width * costs.item, beside, each)
             yield Blocks(sources, alpha_rows, rows_at_once, rows_at_once)
 

@@ -70,23 +70,21 @@ class Live:
     width: int
 
     @classmethod
-    def of(cls, extent: Reach | None, seen: list[int], k: int, rule: str, batch: int, thin: int) -> Live | None:
+    def of(cls, extent: Reach | None, seen: list[int], k: int, rule: str, block: tuple[int, int]) -> Live | None:
         """``None`` where all may.
 
         Args:
             extent: which tokens reach each position, on the CPU.
             seen: how many sources the tokens up to each have, in any of the inputs.
             k, rule: as above.
-            batch: how many inputs there are.
-            thin: of :func:`thin_rows`.
+            block: height and width.
         """
         if extent is None:
             return None
         stops = [seen[last] for last in extent.last.tolist()]
         if stops[0] >= k - (rule == "bias_token"):
             return None
-        slope = (stops[-1] - stops[0]) / len(stops)
-        return cls(tuple(stops), k, rule, *best_block(thin, slope, batch))
+        return cls(tuple(stops), k, rule, *block)
 
     @property
     def _collects(self) -> bool:

@@ -29,7 +29,7 @@ from .convolution import Convolved
 from .direct import at_rows, does_nothing
 from .first import attend_first, first_input
 from .layer_sum import LayerSum
-from .live import Leak, Live, extent_after, thin_rows
+from .live import Leak, Live, extent_after
 from .mixing import Mixing
 from .narrow import apply_narrow, has_narrow
 from .operator import shares_of_layer
@@ -169,7 +169,7 @@ class Propagation:
 
     def _live(self, extent: Reach | None, x: Tensor) -> Live | None:
         """Which sources of a state may have vectors where so much has come to its positions; ``None``: all."""
-        return Live.of(extent, self.seen, x.shape[2], self.config.bias, len(x), thin_rows(x.device))
+        return Live.of(extent, self.seen, x.shape[2], self.config.bias, self.plan.costs.cut)
 
     def _sharing_among(self, reach: Reach | None) -> Sharing:
         """How biases reach the sources that have come so far."""
@@ -368,14 +368,14 @@ class Propagation:
         if norm is None or norm.bias is None or self.config.bias == "none":
             return None
         b, n, k, d = self.x.shape
-        sharing, live, most = step.before, step.live_before, self.plan.blocks.direct_rows
+        sharing, live, most, bias = step.before, step.live_before, self.plan.blocks.direct_rows, norm.bias
         if sharing.known is not None:
             return sharing.known.view(b, n, k)
 
         def shares_at(rows: slice | Tensor, u: Tensor) -> Tensor:
             std = norm.std.reshape(1, -1)[:, rows]
             sharing.norm_(u, dataclasses.replace(norm, std=std, bias=None))
-            return sharing.shares(u.to(wide(u.dtype)), norm.bias)
+            return sharing.shares(u.to(wide(u.dtype)), bias)
 
         shares = self.x.new_zeros(b, n, k, dtype=wide(self.dtype))
         for block in () if live is None else live.blocks(b, most):

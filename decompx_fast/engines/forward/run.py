@@ -107,6 +107,7 @@ def attribute(
     with torch.no_grad(), nullcontext() if exchange is None else exchange.together():
         run = _through(linearization, start)
         if run.leak:  # rare: what must be zero in any other model got a share of a bias that is shared among all
+            del run
             run = _through(linearization, functools.partial(start, whole=True))
         error = run.conditioning.estimate
         if error is not None and run.shard is not None and run.dtype is torch.float16:
