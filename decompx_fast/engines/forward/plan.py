@@ -167,7 +167,7 @@ def _costs(
         lays_out=_kinds_by("native", device, dtype),
         wide_copies=_kinds_by("onednn", device, wide(dtype)),
         wide_lays_out=_kinds_by("native", device, wide(dtype)),
-        thin=thin_rows(device),
+        thin=thin_rows(device, dtype),
     )
 
 
