@@ -1,6 +1,6 @@
 """Long texts with ``sources="focus"``: how near scores and their order are to all tokens' own, and what it costs.
 
-    PYTHONPATH=. python bench/focus.py             # some eight minutes of one core
+    PYTHONPATH=. python bench/focus.py             # some twenty minutes of one core
     PYTHONPATH=. python bench/focus.py --texts 3
 
 Texts of about 512 tokens are held-out review snippets one after the other; the demo model explains the class that it
@@ -45,7 +45,7 @@ def texts_of(explainer: DecompX, tokens: int, count: int) -> list[str]:
     text = ""
     for snippet, _ in read_snippets(10_000):
         longer = f"{text} {snippet}".strip()
-        if len(explainer.tokenizer(longer)["input_ids"]) > tokens:
+        if len(explainer.tokenizer(longer, verbose=False)["input_ids"]) > tokens:  # of which it need not warn
             found.append(text)
             text = snippet
             if len(found) == count:

@@ -36,6 +36,7 @@ PAGES = {
     "architectures": made_by("architectures", "markdown", lambda found: (found["rows"], "COMMAND")),
     "compile": made_by("compile_report", "render"),
     "compile_cuda": made_by("compile_report", "render_cuda"),
+    "focus": made_by("focus", "markdown"),
     "long-decoder": made_by("long_decoder", "table"),
     "long-inputs-cpu": made_by("long_inputs", "markdown"),
     "real-models": made_by("real_models", "markdown", lambda found: (found, not_measured("real-models"))),

@@ -31,6 +31,13 @@ class Workspace:
             start += size
         return parts
 
+    def beside(self, *shapes: tuple[int, ...]) -> tuple[list[Tensor], Workspace]:
+        """The same, and what they leave of the buffer as a workspace of its own, whose calls do not void them."""
+        parts = self.take(*shapes)
+        rest = Workspace(0, self._flat.dtype, self._flat.device)
+        rest._flat = self._flat[sum(part.numel() for part in parts) :]
+        return parts, rest
+
 
 def carve(buffer: Tensor, *shape: int) -> Tensor:
     """The beginning of a contiguous buffer, in this shape."""
@@ -48,6 +55,15 @@ def block_length(length: int, most: int) -> int:
     """The length of all :func:`blocks` but perhaps the last; 1 at the least."""
     count = max(-(-length // max(most, 1)), 1)
     return max(-(-length // count), 1)
+
+
+def among(rows: slice | Tensor, few: slice) -> slice | Tensor:
+    """Of some rows, by their range or index, a few."""
+    return rows[few] if isinstance(rows, Tensor) else slice(*_ends(range(rows.start, rows.stop, rows.step or 1)[few]))
+
+
+def _ends(numbers: range) -> tuple[int, int, int]:
+    return numbers.start, numbers.stop, numbers.step
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:

@@ -54,6 +54,11 @@ class Reach:
         part = encoder.part(layer)
         return cls(own.first[part], own.last[part], of_stack=True)
 
+    def to(self, device: torch.device) -> Reach:
+        """The same on another device."""
+        hubs, whole = (None if part is None else part.to(device) for part in (self.hubs, self.whole))
+        return replace(self, first=self.first.to(device), last=self.last.to(device), hubs=hubs, whole=whole)
+
     def everything(self) -> Reach | None:
         """Every token, at every position; of a stack all that have reached any of its positions."""
         if not self.of_stack:

@@ -67,6 +67,7 @@ class ModelShape:
         shifted: whether a number is added to what gates multiply, so that gates are decomposed too.
         biased: whether there are biases to share among the sources.
         sites: in how many places of a layer biases are added.
+        decodes: whether some layers are a decoder's, after those of an encoder.
     """
 
     layers: int
@@ -95,6 +96,7 @@ class ModelShape:
     shifted: bool = False
     biased: bool = True
     sites: int = 5
+    decodes: bool = False
 
     @classmethod
     def from_linearization(
@@ -106,7 +108,8 @@ class ModelShape:
         d, reads_all = linearization.embedding.shape[-1], linearization.reads_all
         shape = _read([layer.sublayers], linearization.num_layers, d, classes, reads_all)
         rows = 1 if terms is None or terms.positions is None else len(terms.positions.unique())
-        return replace(shape, rows=rows, foldable=shape.foldable and linearization.encoder is None)
+        decodes = linearization.encoder is not None
+        return replace(shape, rows=rows, foldable=shape.foldable and not decodes, decodes=decodes)
 
     @classmethod
     def from_spec(cls, spec: Any, *, rows: int = 1, columns: int | None = None) -> ModelShape:
@@ -133,10 +136,24 @@ class ModelShape:
         """Whether attention is causal or windowed anywhere."""
         return any(mask.hides for mask in self.masks)
 
+    @property
+    def causal(self) -> bool:
+        """Whether all attention is."""
+        return bool(self.masks) and all(mask.causal for mask in self.masks) and not self.decodes
+
+    @property
+    def lags(self) -> bool:
+        """Whether sources that are far away, or later, have not come to all positions after the first layer."""
+        return self.decodes or self.masked
+
     def pairs(self, n: int, layers: slice = slice(None)) -> int:
         """How many pairs of ``n`` positions the attentions of these layers have, together."""
+        return sum(mask.pairs(n) for mask in self.masks_of(layers))
+
+    def masks_of(self, layers: slice) -> tuple[Mask, ...]:
+        """Those of some layers."""
         masks = self.masks if len(self.masks) == self.layers else (self.masks or (Mask(),))[:1] * self.layers
-        return sum(mask.pairs(n) for mask in masks[layers])
+        return masks[layers]
 
     def keeps_branch(self, config: DecompXConfig) -> bool:
         """Whether what an attention gives must be kept beside the state, all of it."""

@@ -27,8 +27,13 @@ class RoutedPart:
     at: Tensor
     weight: Tensor
 
-    def among(self, rows: slice) -> RoutedPart:
-        """The same for those of its positions that are among ``rows`` of the joined axis, numbered as there."""
+    def among(self, rows: slice | Tensor) -> RoutedPart:
+        """The same for those of its positions that are among ``rows`` of the joined axis, numbered as there; an index
+        ascends."""
+        if isinstance(rows, Tensor):
+            place = torch.searchsorted(rows, self.at)
+            held = rows[place.clamp_max(len(rows) - 1)] == self.at
+            return self.chosen(held, place[held])
         step = 1 if rows.step is None else rows.step
         offset = self.at - rows.start
         held = (offset >= 0) & (self.at < rows.stop) & (offset % step == 0)
@@ -73,10 +78,10 @@ class Routed:
             parts.append(replace(part, network=part.network.replace_constants(own)))
         return replace(self, parts=tuple(parts))
 
-    def among(self, rows: slice) -> Routed:
+    def among(self, rows: slice | Tensor) -> Routed:
         """The same at some positions of the joined axis of batch and positions."""
         found = [part.among(rows) for part in self.parts]
-        count = len(range(self.positions)[rows])
+        count = len(rows) if isinstance(rows, Tensor) else len(range(self.positions)[rows])
         return replace(self, parts=tuple(part for part in found if len(part.at)), positions=count)
 
     def __call__(self, x: Tensor) -> Tensor:

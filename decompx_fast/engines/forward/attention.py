@@ -14,6 +14,7 @@ from torch import Tensor
 from ...linearize.layer import Attention, HubAttention, Norm
 from ...ops import mixing
 from ..blocks import carve, matmul
+from .live import Live
 from .mixing import AlphaBlock, Mixing
 from .sharing import PendingBias, ShareCollector
 
@@ -28,6 +29,7 @@ def attend_(
     ride: bool = False,
     out: Tensor | None = None,
     join: Callable[[Tensor, Tensor | None], None] | None = None,
+    live: tuple[Live, Live] | None = None,
 ) -> PendingBias | None:
     """Equation 4: ``out[i,k] += sum_h sum_j alpha[h,i,j] u[j,k] W_V^h W_O^h``, a block of sources at a time.
 
@@ -40,6 +42,8 @@ def attend_(
         out: what is added to, ``[b, i, k, d]``; ``None`` for ``x`` itself.
         join: called with what the attention gives, ``[b, i, k, d]``, and the bias that is still to be added, instead
             of adding it; only where all sources are one block.
+        live: which sources may have vectors in what it reads, and in what it gives; ``None``: all. Then a block of them
+            is taken from the first position that they reach.
 
     Returns:
         The bias that is still to be added, or ``None``.
@@ -52,48 +56,55 @@ def attend_(
     w_out = op.w_out.to(x.dtype)
     n_gv, n_hv = op.w_value.shape[1], w_out.shape[0]
     patterns = [options.alpha(part.pattern, x.dtype) for part in op.parts]
-    for sources in options.storage.by_sources(options.n_sources, x, out):
+    most = options.n_sources if live is None else min(options.n_sources, live[1].width)
+    for sources in options.storage.by_sources(most, x, out):
+        read, given = (0, 0) if live is None else (options.aligned(part.first(sources)) for part in live)
+        if read >= n or given >= n_out:  # of zeros alone
+            if collector is not None:
+                collector.skip(sources)
+            continue
         width = sources.stop - sources.start
-        area = b * max(n, n_out) * width
+        area = b * max(n - read, n_out - given) * width
         left, right = options.workspace.take((area * max(d, n_hv),), (area * max(w_out.shape[1], n_gv),))
-        if pre_norm is None and width == k:
+        if pre_norm is None and width == k and not read:
             u = x
         else:
-            u = carve(left, b, n, width, d).copy_(x[:, :, sources])
+            u = carve(left, b, n - read, width, d).copy_(x[:, read:, sources])
         if pre_norm is not None:
-            _norm_(u, pre_norm, None if pre_shares is None else pre_shares[:, :, sources])
-        values = carve(right, b, n, width, n_gv)
+            _norm_(u, pre_norm, None if pre_shares is None else pre_shares[:, read:, sources], read)
+        values = carve(right, b, n - read, width, n_gv)
         # The rows of hubs are few, and wait in memory of their own.
         beside = []
         if op.hubs is not None:
-            _project(u, op.hubs, options, sources, ride=ride, out=values)
+            _project(u, op.hubs, options, sources, read, ride=ride, out=values)
             beside = list(_mix_hubs(patterns[1], values, op, options))
         if op.hubs is None or op.hubs.w_value is not op.w_value:
-            _project(u, op, options, sources, ride=ride, out=values)
-        mixed = carve(left, b, n_out, width, n_hv)  # u is not read again
-        _mix(patterns[0], values, op, options, out=mixed)
+            _project(u, op, options, sources, read, ride=ride, out=values)
+        mixed = carve(left, b, n_out - given, width, n_hv)  # u is not read again
+        _mix(patterns[0], values, op, options, out=mixed, first=(given, read))
         for rows, part in beside:
             mixed[:, rows] += part
-        z = carve(right, b, n_out, width, w_out.shape[1])  # nor are the values
+        z = carve(right, b, n_out - given, width, w_out.shape[1])  # nor are the values
         matmul(mixed, w_out, out=z)
         if join is not None:
             patterns = []  # not needed any more
             join(z, bias)
             return None
         if collector is not None:
-            collector.add(z, sources)
-        out[:, :, sources] += z
+            collector.add(z, sources, given)
+        out[:, given:, sources] += z
     return pending_of(bias, collector)
 
 
 def _project(
-    u: Tensor, part: Attention | HubAttention, options: Mixing, sources: slice, *, ride: bool, out: Tensor
+    u: Tensor, part: Attention | HubAttention, options: Mixing, sources: slice, first: int, *, ride: bool, out: Tensor
 ) -> None:
-    """The values of some sources, ``[b, j, k, (g v)]``, with the bias of each token's own where it rides with them."""
+    """The values of some sources from a first position on, ``[b, j, k, (g v)]``, with the bias of each token's own
+    where it rides with them."""
     matmul(u, part.w_value.to(u.dtype), out=out)
     if ride and part.b_value is not None:
         # Each token's own value vector; `out` is [b, j, k, (g v)].
-        out.addcmul_(options.owned(sources).unsqueeze(-1).to(out.dtype), part.b_value.to(out.dtype))
+        out.addcmul_(options.owned(sources)[:, first:].unsqueeze(-1).to(out.dtype), part.b_value.to(out.dtype))
 
 
 def _mix_hubs(
@@ -107,17 +118,32 @@ def _mix_hubs(
         yield rows, mixed.flatten(-2)
 
 
-def _mix(patterns: Iterable[AlphaBlock], values: Tensor, op: Attention, options: Mixing, *, out: Tensor) -> None:
-    """``out[i,k,(h v)] = sum_j alpha[h,i,j] values[j,k,(g v)]`` by blocks of rows."""
+def _mix(
+    patterns: Iterable[AlphaBlock],
+    values: Tensor,
+    op: Attention,
+    options: Mixing,
+    *,
+    out: Tensor,
+    first: tuple[int, int],
+) -> None:
+    """``out[i,k,(h v)] = sum_j alpha[h,i,j] values[j,k,(g v)]`` by blocks of rows; ``first`` are the positions that
+    ``out`` and ``values`` begin with, before which values are zero."""
     values, out = values.unflatten(-1, (op.kv_heads, -1)), out.unflatten(-1, (op.heads, -1))
     for rows, columns, alpha in patterns:
+        start, left = max(rows.start, first[0]), max(columns.start, first[1])
+        if start >= rows.stop:
+            continue
+        if left >= columns.stop:
+            out[:, start - first[0] : rows.stop - first[0]] = 0
+            continue
         mixing(
-            alpha,
-            values[:, columns],
+            alpha[:, :, start - rows.start :, left - columns.start :],
+            values[:, left - first[1] : columns.stop - first[1]],
             causal=op.pattern.causal,
             window=op.pattern.window,
-            offset=rows.start - columns.start,
-            out=out[:, rows],
+            offset=start - left,
+            out=out[:, start - first[0] : rows.stop - first[0]],
             precision=options.precision,  # type: ignore[arg-type]
             backend=options.backend,
         )
@@ -197,11 +223,12 @@ def _values_of_row(
     return values
 
 
-def _norm_(u: Tensor, norm: Norm, shares: Tensor | None) -> None:
-    """A norm in place on some sources, ``[b, j, k, d]``, its bias by shares ``[b, j, k]`` known from all."""
+def _norm_(u: Tensor, norm: Norm, shares: Tensor | None, first: int) -> None:
+    """A norm in place on some sources from a first position on, ``[b, j, k, d]``, its bias by shares ``[b, j, k]``
+    known from all."""
     if norm.centre:
         u -= u.mean(-1, keepdim=True)
-    u /= norm.std[:, :, None, None]
+    u /= norm.std[:, first:, None, None]
     if norm.weight is not None:
         u *= norm.weight
     if shares is not None and norm.bias is not None:

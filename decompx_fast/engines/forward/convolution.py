@@ -39,7 +39,7 @@ class Convolved:
             vectors, sources = vectors * here.unsqueeze(-1), sources * here
         return cls(vectors.to(dtype).flatten(0, 1)[None], sources.flatten(0, 1)[None], sharing)
 
-    def at(self, rows: slice) -> Convolved:
+    def at(self, rows: slice | Tensor) -> Convolved:
         """The same at some positions."""
         return Convolved(self.vectors[:, rows], self.sources[:, rows], self.sharing.at(rows))
 

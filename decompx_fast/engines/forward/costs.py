@@ -13,9 +13,10 @@ import torch
 from ...config import DecompXConfig
 from ...linearize.layer import KEEP_BYTES
 from ...ops.backends.native import laid_out_numbers
-from ...ops.backends.products import WIDENED_NUMBERS, copied_numbers, kind_of, varied_numbers
+from ...ops.backends.products import SHORT, WIDENED_NUMBERS, copied_numbers, kind_of, varied_numbers
 from ..blocks import block_length, wide
 from ..shape import Mask, ModelShape
+from .live import best_block, block_of_rows
 from .operations import operations
 from .segments import rows_are_cheaper
 
@@ -69,6 +70,7 @@ class Costs:
         wide_copies, wide_lays_out: the same for products of the operator path, in float32 at least.
         one_op: whether a plain network is one op, which forms no hidden layer.
         recorded: whether the linearisation holds all layers (:mod:`...linearize.record`).
+        thin: how many rows a product is like that has next to none (:func:`.live.thin_rows`).
     """
 
     shape: ModelShape
@@ -90,6 +92,37 @@ class Costs:
     total: int = 0
     ranks: int = 1
     on_disk: bool = False
+    thin: int = 0
+
+    @property
+    def cuts(self) -> bool:
+        """Whether vectors that must be zero are left out, and for that, blocks of the state copied."""
+        return self.shape.lags and self.ranks == 1 and not self.on_disk
+
+    @property
+    def cut(self) -> tuple[int, int]:
+        """Of how many rows, and of how many sources, blocks are where they leave out zeros."""
+        return best_block(self.thin, self.k / self.n, self.batch)
+
+    @property
+    def most(self) -> Blocks:
+        """The largest blocks that are taken."""
+        if not self.cuts or not self.shape.causal:  # in other models some layers leave nothing out
+            return Blocks(self.k, self.n, self.positions, self.positions)
+        height, width = self.cut
+        rows = min(height, self.n) * self.batch
+        return Blocks(min(width, self.k), self.n, rows, rows)
+
+    def rows_at_once(self, most: int) -> int:
+        """Of how many positions blocks are that have so many at the most."""
+        if not self.cuts:
+            return block_length(self.positions, most)
+        return max(self._cut_rows(most), block_length(self.positions, most))
+
+    def _cut_rows(self, most: int) -> int:
+        """The same where zeros are left out."""
+        rows, items = block_of_rows(self.batch, most, self.cut[0])
+        return block_length(self.n, rows) * block_length(self.batch, items)
 
     @property
     def positions(self) -> int:
@@ -142,7 +175,11 @@ class Costs:
 
     def product_bytes(self, rows: int, n_in: int, n_out: int) -> int:
         """What is made while vectors are multiplied by weights: float32 copies of half precisions, results apart, or
-        the weights laid out anew."""
+        the weights laid out anew. Where zeros are left out, the first blocks are short."""
+        every = {rows, min(rows, SHORT)} if self.cuts else {rows}
+        return max(self._product_bytes(rows, n_in, n_out) for rows in every)
+
+    def _product_bytes(self, rows: int, n_in: int, n_out: int) -> int:
         kind = kind_of(rows, n_in, n_out)
         if kind in self.lays_out:
             return 4 * laid_out_numbers(n_in, n_out)
@@ -191,12 +228,22 @@ class Costs:
         """Numbers in the buffer for each position of a block on the operator path."""
         return self.shape.d * (self.shape.d + self.k)
 
+    def copied_numel(self, most: int) -> int:
+        """Numbers in the buffer for a copy of a block of so many positions at the most, and of a branch beside it,
+        where zeros are left out."""
+        states = 2 if self.shape.keeps_branch(self.config) else 1
+        return self._cut_rows(most) * states * self.k * self.shape.d if self.cuts else 0
+
     def buffer_numel(self, blocks: Blocks, path: str) -> int:
-        rows = 1 if path == "operator" else block_length(self.positions, blocks.direct_rows)
-        numels = [block_length(self.k, blocks.sources) * self.source_width(), rows * self.direct_width()]
-        if path == "operator":
-            numels.append(block_length(self.positions, blocks.operator_rows) * self.operator_width())
-        return max(*numels, self.shape.heads * self.shape.d)
+        numels = [block_length(self.k, blocks.sources) * self.source_width(), self.shape.heads * self.shape.d]
+        most, width = blocks.direct_rows, self.direct_width()
+        if path == "operator":  # and of the direct path one row at the least
+            most, width = blocks.operator_rows, self.operator_width()
+            numels.append(self.copied_numel(most) + self.direct_width())
+        numels.append(block_length(self.positions, most) * width)
+        if self.cuts:
+            numels.append(self._cut_rows(most) * width + self.copied_numel(most))
+        return max(numels)
 
     # Phases -------------------------------------------------------------------------------------------------------
 
@@ -247,7 +294,7 @@ class Costs:
         """How the bias of a norm before an attention is shared: by its vectors, in float32 at least."""
         if not self.shape.shares_before or self.config.bias in ("none", "equal"):
             return 0
-        rows = block_length(self.positions, blocks.direct_rows)
+        rows = self.rows_at_once(blocks.direct_rows)
         copied = self.shape.d * self.wide if self.item < self.wide else 0
         mapped = self.mapped_bytes(rows, self.k)
         return mapped + self.k * (rows * (copied + SHARING_TEMPORARIES * self.wide) + self.positions * self.wide)
@@ -322,20 +369,20 @@ class Costs:
 
     def position_wise_bytes(self, blocks: Blocks, path: str) -> int:
         most = blocks.operator_rows if path == "operator" else blocks.direct_rows
-        mapped = self.mapped_bytes(block_length(self.positions, most), self.k)
+        mapped = self.mapped_bytes(self.rows_at_once(most), self.k)
         return mapped + self._position_wise_bytes(blocks, path)
 
     def _position_wise_bytes(self, blocks: Blocks, path: str) -> int:
         weights = self.weights_bytes(path)
         if path == "direct":
-            rows = block_length(self.positions, blocks.direct_rows)
+            rows = self.rows_at_once(blocks.direct_rows)
             if self.fused:  # the slopes, and then the product, for which the weights are laid out anew
                 slopes = rows * self.shape.f * self.constant
                 making, sharing = ACTIVATION_TEMPORARIES * slopes, rows * self.k * SHARING_TEMPORARIES * self.wide
                 return self.shares_bytes() + slopes + max(making, weights + sharing)
             making = self.product_bytes(rows * self.k, self.shape.d, self.shape.f)
             return self.shares_bytes() + weights + max(rows * self.direct_row_bytes(), making)
-        rows = block_length(self.positions, blocks.operator_rows)
+        rows = self.rows_at_once(blocks.operator_rows)
         finding, building, applying = (rows * row for row in self.operator_row_bytes())
         building += weights + self.wide_product_bytes(self.shape.d, self.shape.f, self.shape.d)
         applying += self.wide_product_bytes(self.k, self.shape.d, self.shape.d)

@@ -72,6 +72,13 @@ def finish_sublayer_(
     sharing.norm_(x, post_norm)
 
 
+def does_nothing(sublayer: Sublayer, config: DecompXConfig) -> bool:
+    """Whether a sublayer has no position-wise part but what is left to be added of its attention."""
+    with_norm = config.ln1 if sublayer.has_attention else config.ln2
+    normed = with_norm and (sublayer.out_norm is not None or sublayer.post_norm is not None)
+    return not normed and all(isinstance(op, Attention) or (op.kind == "ffn" and not config.ffn) for op in sublayer.ops)
+
+
 def _branch(
     x: Tensor,
     branch: Tensor | None,
@@ -220,7 +227,7 @@ def feed_forward(
     matmul(a, op.w_out, out=out)
 
 
-def at_rows(sublayer: Sublayer, rows: slice) -> Sublayer:
+def at_rows(sublayer: Sublayer, rows: slice | Tensor) -> Sublayer:
     """A sublayer with its position-wise constants at some positions of the joined axis of batch and positions."""
 
     def norm(part: Norm | None) -> Norm | None:

@@ -56,7 +56,7 @@ def choose_blocks(costs: Costs, path: str, asked: int | None, device: torch.devi
         budget = max(asked, floor + floor // LEAST_PART)
         return budget, fit_blocks(costs, budget, path)
     room = default_workspace(0 if costs.on_disk else costs.state_bytes, device)
-    most = costs.beside_bytes(_whole(costs), path) - floor
+    most = costs.beside_bytes(costs.most, path) - floor
     while True:
         blocks = fit_blocks(costs, floor + room, path)
         if room >= most or overhead(costs, blocks, path) * OVERHEAD_PART <= _operations(costs, path):
@@ -66,7 +66,7 @@ def choose_blocks(costs: Costs, path: str, asked: int | None, device: torch.devi
 
 def fit_blocks(costs: Costs, budget: int, path: str) -> Blocks:
     """The fastest blocks with which all but the state fits in the budget; one source and one row where none do."""
-    whole = _whole(costs)
+    whole = costs.most
     found = SMALLEST
     if costs.beside_bytes(whole, path) <= budget:
         found = whole
@@ -74,7 +74,8 @@ def fit_blocks(costs: Costs, budget: int, path: str) -> Blocks:
         fitting = (blocks for blocks in _candidates(costs, budget, path) if costs.beside_bytes(blocks, path) <= budget)
         found = min(fitting, key=lambda blocks: overhead(costs, blocks, path), default=SMALLEST)
     if path == "operator":  # rows that take the direct path after all make do with the buffer there is
-        rows = _clamp(costs.buffer_numel(found, path) // costs.direct_width(), costs.positions)
+        room = costs.buffer_numel(found, path) - costs.copied_numel(found.operator_rows)
+        rows = _clamp(room // costs.direct_width(), costs.positions)
         found = dataclasses.replace(found, direct_rows=rows)
     return found
 
@@ -109,23 +110,20 @@ def _candidates(costs: Costs, budget: int, path: str) -> Iterator[Blocks]:
             beside = room - costs.mixing_bytes(none)
             if beside < 0:
                 continue
-            sources = _most(costs.k, buffer, costs.source_width() * costs.item, beside, costs.source_bytes())
+            sources = _most(costs.most.sources, buffer, costs.source_width() * costs.item, beside, costs.source_bytes())
             beside = room - costs.position_wise_bytes(none, path)
             if path == "operator":
                 width, each = costs.operator_width(), max(costs.operator_row_bytes())
             else:
                 width, each = costs.direct_width(), costs.direct_row_bytes()
-            rows_at_once = _most(costs.positions, buffer, width * costs.item, beside, each)
+            width += costs.copied_numel(1)
+            rows_at_once = _most(costs.most.direct_rows, buffer, width * costs.item, beside, each)
             yield Blocks(sources, alpha_rows, rows_at_once, rows_at_once)
 
 
 def _most(count: int, buffer: int, width: int, room: int, each: int) -> int:
     """How many fit both in the buffer, ``width`` bytes each, and in the room beside it, ``each`` bytes each."""
     return _clamp(min(buffer // max(width, 1), room // max(each, 1)), count)
-
-
-def _whole(costs: Costs) -> Blocks:
-    return Blocks(costs.k, costs.n, costs.positions, costs.positions)
 
 
 def _count(length: int, most: int) -> int:

@@ -14,6 +14,7 @@ from ...ops import with_padded_rows
 from ..blocks import Workspace, blocks
 from ..shard import Shard
 from ..storage import Memory
+from .live import ALIGNED
 from .sharing import ShareCollector
 
 AlphaBlock = tuple[slice, slice, Tensor]
@@ -73,12 +74,19 @@ class Mixing:
         numbers = torch.arange(sources.start, sources.stop, device=self.member.device) + self.first_source
         return self.member.unsqueeze(-1) == numbers
 
+    @property
+    def _by_kernels(self) -> bool:
+        """Whether kernels of a GPU mix, which load runs of numbers."""
+        return self.backend in ("triton", "cuda") or (self.backend == "auto" and self.member.is_cuda)
+
+    def aligned(self, position: int) -> int:
+        """The last position up to this one from which on they can mix as fast as from the first."""
+        return position // ALIGNED * ALIGNED if self._by_kernels else position
+
     def alpha(self, pattern: AttentionPattern, dtype: torch.dtype) -> Iterable[AlphaBlock]:
         """The attention weights in blocks of rows, ``(rows, columns, [b, h, i, j])``; kept if there is one block."""
         n = pattern.query.shape[2]
-        on_gpu = self.backend == "auto" and pattern.query.is_cuda
-        pad = on_gpu or self.backend in ("triton", "cuda")  # for their kernels, which load runs of numbers
-        found = _AlphaBlocks(pattern, n, min(self.n_rows, n), dtype, pad)
+        found = _AlphaBlocks(pattern, n, min(self.n_rows, n), dtype, self._by_kernels)
         return list(found) if self.n_rows >= n else found
 
 

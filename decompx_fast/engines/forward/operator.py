@@ -96,7 +96,7 @@ class Segment:
 def finish_by_operator_(
     x: Tensor,
     sublayers: Sequence[Sublayer],
-    constants: slice,
+    constants: slice | Tensor,
     config: DecompXConfig,
     sharing: Sharing,
     workspace: Workspace,

@@ -26,6 +26,7 @@ from ..storage import check_storage, default_folder, room_in
 from .costs import Blocks, Costs
 from .direct import is_one_op
 from .fitting import choose_blocks
+from .live import thin_rows
 from .operations import exchanged_bytes
 from .ways_out import ways_out
 
@@ -166,6 +167,7 @@ def _costs(
         lays_out=_kinds_by("native", device, dtype),
         wide_copies=_kinds_by("onednn", device, wide(dtype)),
         wide_lays_out=_kinds_by("native", device, wide(dtype)),
+        thin=thin_rows(device, dtype),
     )
 
 

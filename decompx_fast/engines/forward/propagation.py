@@ -25,16 +25,18 @@ from ..terms import Terms, head_for, layer_weights_of
 from .answer import of_sources, read_state
 from .attention import attend_, attend_row
 from .columns import beginning, sources_of_encoder, widen_
-from .convolution import Convolved, finish_convolution_
-from .direct import at_rows, finish_sublayer_
+from .convolution import Convolved
+from .direct import at_rows, does_nothing
 from .first import attend_first, first_input
 from .layer_sum import LayerSum
+from .live import Leak, Live, extent_after
 from .mixing import Mixing
 from .narrow import apply_narrow, has_narrow
-from .operator import finish_by_operator_, shares_of_layer
+from .operator import shares_of_layer
 from .plan import Plan
+from .position_wise import PositionWise
 from .segments import attention_of, keeps_branch, rows_are_cheaper, segments
-from .sharing import PendingBias, Sharing, SharingInTurn
+from .sharing import PendingBias, Sharing
 from .step import Step
 
 
@@ -47,6 +49,8 @@ class Propagation:
             an encoder it has only the sources that its tokens belong to (:mod:`.columns`).
         memory: ``[b, j, k, d]``, of an encoder-decoder the encoder's last state, once it is there.
         held: the positions of the state that are left; ``None``: all.
+        whole: whether vectors that must be zero are computed like all others.
+        leak: whether, of those that were not, some would not have been zero: then the answer is wrong.
     """
 
     linearization: Linearization
@@ -58,14 +62,19 @@ class Propagation:
     dtype: torch.dtype
     positions: tuple[int, ...] = ()
     terms: Terms | None = None
+    whole: bool = False
 
     def __post_init__(self) -> None:
         self.member = self.mixing.member  # [b, i], of all tokens
+        self.leak = Leak()
         self.memory: Tensor | None = None
         self.held: tuple[int, ...] | None = None
         self.stages: dict[str, Tensor] = {}
         self.conditioning = Conditioning(self.dtype, self.config.bias, model_dtype_of(self.linearization))
         self.shard, self.storage = self.mixing.shard, self.mixing.storage
+        self.cuts = self.plan.costs.cuts and not self.whole
+        # How many sources the tokens so far have.
+        self.seen = (self.member.amax(0).cummax(0).values + 1).tolist() if self.cuts else []
         self.k = self.plan.costs.k  # of the sources that are here
         self.total = self.k if self.shard is None else self.shard.total
         self._begin(0)
@@ -80,6 +89,7 @@ class Propagation:
         self.embedding = self.linearization.embedding[:, self.own].to(self.dtype)
         self.mixing = dataclasses.replace(self.mixing, member=self.member[:, self.own])
         self.reach: Reach | None = Reach.at_start(self.linearization, layer)
+        self.extent = self.reach.to(torch.device("cpu")) if self.cuts else None
         b, n, d = self.embedding.shape
         self.x = self._whole = self.storage.empty(self.embedding, b, n, self.k, d)
         alone = self.shard is None and not self.storage.in_blocks  # all sources are here, and in memory
@@ -91,6 +101,7 @@ class Propagation:
         encoder = self.linearization.encoder
         if encoder is not None and layer.index == encoder.layers:
             self.memory = widen_(self._whole, self.x, collects=self.sharing.collects)
+            self.memory_live = self._live(self.extent, self.memory)
             self._begin(layer.index)
             self._put_embedding()
         check_layer(layer, self.dtype)
@@ -142,9 +153,12 @@ class Propagation:
 
     def _step(self, sublayer: Sublayer) -> Step:
         """The sublayer as the next one to be gone through."""
-        before = self._sharing_among(self.reach)
+        before, live_before = self._sharing_among(self.reach), self._live(self.extent, self.x)
         self.reach = reach_after(sublayer, self.reach, self.config)
-        step, op = Step(sublayer, before, self._sharing_among(self.reach)), sublayer.ops[0]
+        self.extent = extent_after(sublayer, self.extent, self.config)
+        after, live_after = self._sharing_among(self.reach), self._live(self.extent, self.x)
+        step = Step(sublayer, before, after, live_before=live_before, live_after=live_after)
+        op = sublayer.ops[0]
         if isinstance(op, Attention) and op.memory is not None and self.config.variant == "paper":
             known = self._sharing_among(None if self.reach is None else self.reach.within(op)).known
             return step if known is None else dataclasses.replace(step, within=known.view(*self.x.shape[:2], -1))
@@ -152,6 +166,10 @@ class Propagation:
             return step
         sharing = self._sharing_among(reach_of_convolution(op))
         return dataclasses.replace(step, convolved=Convolved.of(op, self.mixing.member, sharing, self.dtype))
+
+    def _live(self, extent: Reach | None, x: Tensor) -> Live | None:
+        """Which sources of a state may have vectors where so much has come to its positions; ``None``: all."""
+        return Live.of(extent, self.seen, x.shape[2], self.config.bias, self.plan.costs.cut)
 
     def _sharing_among(self, reach: Reach | None) -> Sharing:
         """How biases reach the sources that have come so far."""
@@ -176,20 +194,40 @@ class Propagation:
         if not part:
             return
         most = self.plan.blocks.operator_rows if by_operator else self.plan.blocks.direct_rows
-        shares = None
+        live, shares = part[-1].live_after, None
         if at_once:
             sublayers, blocks_of_rows = [step.sublayer for step in part], self.storage.by_rows(most, self.x)
             x, sharing = self.x.flatten(0, 1)[None], part[0].after
             whole = None if pending is None else pending.at(slice(None))
             shares = shares_of_layer(x, sublayers, self.config, sharing, whole, blocks_of_rows)
+        rest = self._position_wise(part, by_operator=by_operator)
+        if live is not None:
+            self._finish_live(rest, pending, branch, live, most)
+            return
         for rows in self.storage.by_rows(most, *([self.x] if branch is None else [self.x, branch])):
             known = None if shares is None else [share[:, rows] for share in shares]
-            if by_operator and self._finish_by_operator(part, pending, rows, known):
-                continue
-            for few in blocks(rows.stop - rows.start, self.plan.blocks.direct_rows):
-                these = slice(rows.start + few.start, rows.start + few.stop)
-                turns = None if shares is None else [share[:, these] for share in shares]
-                self._finish(part, self.x, branch, pending, these, these, turns)
+            x, beside = self.x.flatten(0, 1)[None, rows], None if branch is None else branch.flatten(0, 1)[None, rows]
+            own = None if pending is None else pending.at(rows)
+            rest.finish_(x, beside, own, rows, self.workspace, shares=known)
+
+    def _position_wise(self, part: Sequence[Step], *, by_operator: bool = False) -> PositionWise:
+        options = (self.config, self.mixing.backend, self.mixing.precision, self.plan.blocks.direct_rows)
+        return PositionWise(part, *options, by_operator)
+
+    def _finish_live(
+        self, rest: PositionWise, pending: PendingBias | None, branch: Tensor | None, live: Live, most: int
+    ) -> None:
+        """The same of those sources alone that may have vectors, blocks of rows copied and put back."""
+        if pending is None and branch is None and all(does_nothing(s.sublayer, self.config) for s in rest.part):
+            return
+        for block in live.blocks(len(self.x), most):
+            shape, constants = (1, *block.shape, self.x.shape[3]), block.constants(self.x.device)
+            states, workspace = self.workspace.beside(*([shape] if branch is None else [shape, shape]))
+            x, beside = block.take(self.x, states[0]), None if branch is None else block.take(branch, states[1])
+            own = None if pending is None else pending.at(constants, block)
+            rest.finish_(x, beside, own, constants, workspace, block=block)
+            self.leak.watch(x, block)
+            block.put(self.x, x)
 
     def _shares_at_once(self, part: Sequence[Step]) -> bool:
         """Whether all biases of a layer are shared before anything is added: where processes must sum for each."""
@@ -210,7 +248,7 @@ class Propagation:
             self._put_embedding()
         sublayer = part[0].sublayer
         pre_norm = self._attended(sublayer)[1] if sublayer.has_attention else None
-        shares = self._norm_shares(pre_norm, part[0].before)
+        shares = self._norm_shares(pre_norm, part[0])
         rows = [self._row_after(part, position, pre_norm, shares, ride=ride) for position in positions]
         self.x = rows[0] if len(rows) == 1 else torch.cat(rows, dim=1)
         self.held = tuple(positions)
@@ -229,61 +267,13 @@ class Propagation:
             )
             within = part[0].within
             pending = _shared_by(None if within is None else within[:, position : position + 1], pending)
-        x = self.x[:, position : position + 1].clone()
+        x, rest = self.x[:, position : position + 1].clone(), self._position_wise(part)
         for items in blocks(b, self.plan.blocks.direct_rows):
             constants = slice(items.start * n + position, (items.stop - 1) * n + position + 1, n)
-            self._finish(part, x, branch, pending, items, constants)
+            beside = None if branch is None else branch.flatten(0, 1)[None, items]
+            own = None if pending is None else pending.at(items)
+            rest.finish_(x.flatten(0, 1)[None, items], beside, own, constants, self.workspace)
         return x
-
-    def _finish(
-        self,
-        part: Sequence[Step],
-        x: Tensor,
-        branch: Tensor | None,
-        pending: PendingBias | None,
-        rows: slice,
-        constants: slice,
-        shares: Sequence[Tensor] | None = None,
-    ) -> None:
-        """Everything position-wise of a segment, at some rows of the state and their constants; ``shares``
-        ``[1, p, k]`` are those of each bias, where they are known beforehand."""
-        x = x.flatten(0, 1)[None, rows]  # [1, p, k, d]
-        if shares is not None:
-            first = pending is not None and pending.shares is not None  # which is shared by these
-            in_turn = SharingInTurn(self.config.bias, self.sharing.backend, turns=iter(shares[first:]))
-            part = [dataclasses.replace(step, before=in_turn, after=in_turn) for step in part]
-        for step in part:
-            if step.convolved is not None:
-                sublayer, convolved = at_rows(step.sublayer, constants), step.convolved.at(constants)
-                finish_convolution_(x, sublayer, convolved, self.config, step.after.at(constants), self.workspace)
-                continue
-            finish_sublayer_(
-                x,
-                at_rows(step.sublayer, constants),
-                self.config,
-                step.after.at(constants),
-                self.workspace,
-                before=step.before.at(constants),
-                pending=None if pending is None else pending.at(rows),
-                branch=None if branch is None else branch.flatten(0, 1)[None, rows],
-            )
-            pending, branch = None, None
-
-    def _finish_by_operator(
-        self, part: Sequence[Step], pending: PendingBias | None, rows: slice, shares: Sequence[Tensor] | None
-    ) -> bool:
-        """The same as one matrix per position; False, and nothing done, where the direct path must decide."""
-        return finish_by_operator_(
-            self.x.flatten(0, 1)[None, rows],
-            [step.sublayer for step in part],
-            rows,
-            self.config,
-            part[0].after.at(rows),
-            self.workspace,
-            pending=None if pending is None else pending.at(rows),
-            precision=self.mixing.precision,
-            known=shares,
-        )
 
     def _attend(self, step: Step, *, first: bool, ride: bool) -> tuple[PendingBias | None, Tensor | None]:
         """Add what the attention gives to the state, or return it apart where that is normed or joined by others."""
@@ -297,14 +287,33 @@ class Propagation:
             u, common = start
             pending = attend_first(self.x, u, op, self.mixing, common=common, ride=ride)
             self._add_embedding()
-            return pending, None
+            return self._watched(pending, step), None
         if first:
             self._put_embedding()
-        shares = self._norm_shares(pre_norm, step.before)
+        shares = self._norm_shares(pre_norm, step)
         branch = self.storage.zeros(self.x, *self.x.shape) if apart else None
         out = self.x if branch is None else branch
-        pending = attend_(read, op, self.mixing, pre_norm=pre_norm, pre_shares=shares, ride=ride, out=out)
-        return _shared_by(step.within, pending), branch
+        pending = attend_(
+            *(read, op, self.mixing),
+            pre_norm=pre_norm,
+            pre_shares=shares,
+            ride=ride,
+            out=out,
+            live=self._live_through(step),
+        )
+        return self._watched(_shared_by(step.within, pending), step), branch
+
+    def _live_through(self, step: Step) -> tuple[Live, Live] | None:
+        """Which sources may have vectors in what an attention reads, and in what it gives."""
+        cross = attention_of(step.sublayer).memory is not None
+        before = self.memory_live if cross else step.live_before
+        return None if before is None or step.live_after is None else (before, step.live_after)
+
+    def _watched(self, pending: PendingBias | None, step: Step) -> PendingBias | None:
+        """A bias whose shares were looked at."""
+        if step.live_after is not None and pending is not None and pending.shares is not None:
+            self.leak.watch_shares(pending.shares, step.live_after)
+        return pending
 
     def _attended(self, sublayer: Sublayer) -> tuple[Tensor, Norm | None]:
         """What the attention of a sublayer reads, ``[b, j, k, d]``, and the norm before it: the state, or the memory as
@@ -319,7 +328,7 @@ class Propagation:
         of it is there at once, and nothing else stands beside it or comes between."""
         sublayer = step.sublayer
         op, whole = attention_of(sublayer), self.plan.blocks.sources >= self.x.shape[2]
-        alone = len(sublayer.ops) == 1 and op.hubs is None and op.pattern.sink is None
+        alone = len(sublayer.ops) == 1 and op.hubs is None and op.pattern.sink is None and step.live_after is None
         return whole and alone and step.within is None and not keeps_branch(sublayer, self.config)
 
     def _attend_and_norm(self, step: Step, *, ride: bool) -> None:
@@ -334,7 +343,7 @@ class Propagation:
                 step.after.at(rows).add_norm_(x[:, rows], z[:, rows], bias, norm, after_residual=after_residual)
 
         read, pre_norm = self._attended(sublayer)
-        shares = self._norm_shares(pre_norm, step.before)
+        shares = self._norm_shares(pre_norm, step)
         op = attention_of(sublayer)
         attend_(read, op, self.mixing, pre_norm=pre_norm, pre_shares=shares, ride=ride, out=self.x, join=join)
 
@@ -354,21 +363,30 @@ class Propagation:
         here = self.mixing.tokens_here(self.member, self.k)
         return LayerSum.at_start(weights, self.embedding, here, self.k, wide(self.dtype))
 
-    def _norm_shares(self, norm: Norm | None, sharing: Sharing) -> Tensor | None:
+    def _norm_shares(self, norm: Norm | None, step: Step) -> Tensor | None:
         """How the bias of a norm before an attention is shared, ``[b, i, k]``; the state stays as it is."""
         if norm is None or norm.bias is None or self.config.bias == "none":
             return None
         b, n, k, d = self.x.shape
+        sharing, live, most, bias = step.before, step.live_before, self.plan.blocks.direct_rows, norm.bias
         if sharing.known is not None:
             return sharing.known.view(b, n, k)
-        shares = self.x.new_empty(1, b * n, k, dtype=wide(self.dtype))
-        for rows in self.storage.by_rows(self.plan.blocks.direct_rows, self.x):
-            (u,) = self.workspace.take((1, rows.stop - rows.start, k, d))
-            u.copy_(self.x.flatten(0, 1)[None, rows])
+
+        def shares_at(rows: slice | Tensor, u: Tensor) -> Tensor:
             std = norm.std.reshape(1, -1)[:, rows]
             sharing.norm_(u, dataclasses.replace(norm, std=std, bias=None))
-            shares[:, rows] = sharing.shares(u.to(shares.dtype), norm.bias)
-        return shares.view(b, n, k)
+            return sharing.shares(u.to(wide(u.dtype)), bias)
+
+        shares = self.x.new_zeros(b, n, k, dtype=wide(self.dtype))
+        for block in () if live is None else live.blocks(b, most):
+            (u,) = self.workspace.take((1, *block.shape, d))
+            some = shares_at(block.constants(u.device), block.take(self.x, u))
+            self.leak.watch(some, block)
+            block.put(shares, some)
+        for rows in self.storage.by_rows(most, self.x) if live is None else ():
+            (u,) = self.workspace.take((1, rows.stop - rows.start, k, d))
+            shares.flatten(0, 1)[None, rows] = shares_at(rows, u.copy_(self.x.flatten(0, 1)[None, rows]))
+        return shares
 
     def _keep(self, stage: str, layer: int, x: Tensor) -> None:
         if stage in self.config.stages:

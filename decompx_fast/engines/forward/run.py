@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 
 import torch
@@ -89,7 +89,6 @@ def attribute(
     Source: DecompX (ACL 2023), section 3; the authors' code for ``variant="released"``.
     """
     check_options(config)
-    run: Propagation | None = None
     start = functools.partial(
         _start,
         linearization,
@@ -106,16 +105,26 @@ def attribute(
         folder,
     )
     with torch.no_grad(), nullcontext() if exchange is None else exchange.together():
-        for layer in linearization.layers():
-            run = run or start(layer)
-            run.apply(layer)
-        if run is None:
-            raise InputError("linearization has no layers")
+        run = _through(linearization, start)
+        if run.leak:  # rare: what must be zero in any other model got a share of a bias that is shared among all
+            del run
+            run = _through(linearization, functools.partial(start, whole=True))
         error = run.conditioning.estimate
         if error is not None and run.shard is not None and run.dtype is torch.float16:
             error = run.shard.exchange.largest(error)  # which follows from the largest vectors, of float16 alone
         result = dataclasses.replace(answer(run), expected_error=error)
         return finite(result, run.dtype)
+
+
+def _through(linearization: Linearization, start: Callable[[LinearizedLayer], Propagation]) -> Propagation:
+    """All layers gone through."""
+    run: Propagation | None = None
+    for layer in linearization.layers():
+        run = run or start(layer)
+        run.apply(layer)
+    if run is None:
+        raise InputError("linearization has no layers")
+    return run
 
 
 def _start(
@@ -132,6 +141,8 @@ def _start(
     storage: str,
     folder: str | None,
     layer: LinearizedLayer,
+    *,
+    whole: bool = False,
 ) -> Propagation:
     embedding = linearization.embedding
     dtype = dtype or embedding.dtype
@@ -177,7 +188,7 @@ def _start(
         storage=states,
     )
     sharing = Sharing(config.bias, backend, shard=shard)
-    return Propagation(linearization, config, the_plan, workspace, mixing, sharing, dtype, wanted, terms)
+    return Propagation(linearization, config, the_plan, workspace, mixing, sharing, dtype, wanted, terms, whole)
 
 
 def _check_same(exchange: Exchange, embedding: Tensor, asked: tuple[object, ...]) -> None:

@@ -13,6 +13,7 @@ from ...ops import activation_, add_norm_, bias_shares, bias_split_, functional_
 from ...ops.shares import absolute_similarity, nonzero_sources, safe_norm, size_of
 from ..blocks import wide
 from ..shard import Shard
+from .live import LiveBlock
 
 
 @dataclass(frozen=True)
@@ -33,9 +34,12 @@ class Sharing:
     known: Tensor | None = None
     shard: Shard | None = None
 
-    def at(self, rows: slice | Tensor) -> Sharing:
-        """The same at some positions of the joined axis of batch and positions."""
-        return self if self.known is None else replace(self, known=self.known[:, rows])
+    def at(self, rows: slice | Tensor, block: LiveBlock | None = None) -> Sharing:
+        """The same at some positions of the joined axis of batch and positions, among the sources of a block."""
+        if self.known is None:
+            return self
+        known = self.known[:, rows]
+        return replace(self, known=known if block is None else block.sources(known))
 
     @property
     def collects(self) -> bool:
@@ -204,7 +208,7 @@ class SharingInTurn(Sharing):
     def _by_ops(self) -> bool:
         return False
 
-    def at(self, rows: slice | Tensor) -> Sharing:
+    def at(self, rows: slice | Tensor, block: LiveBlock | None = None) -> Sharing:
         return self  # they are those of the positions that are worked on
 
     def shares(self, u: Tensor, bias: Tensor) -> Tensor:
@@ -226,10 +230,14 @@ class PendingBias:
     vector: Tensor
     shares: Tensor | None = None
 
-    def at(self, rows: slice) -> PendingBias:
-        """The same at some positions of the joined axis of batch and positions, ``[1, p, k]``."""
+    def at(self, rows: slice | Tensor, block: LiveBlock | None = None) -> PendingBias:
+        """The same at some positions of the joined axis of batch and positions, ``[1, p, k]``, among the sources of a
+        block."""
         vector = self.vector if self.vector.ndim == 1 else self.vector.flatten(0, 1)[None, rows]
-        return PendingBias(vector, None if self.shares is None else self.shares.flatten(0, 1)[None, rows])
+        if self.shares is None:
+            return PendingBias(vector)
+        shares = self.shares.flatten(0, 1)[None, rows]
+        return PendingBias(vector, shares if block is None else block.sources(shares))
 
     def add_(self, x: Tensor, sharing: Sharing) -> None:
         """Add it to ``x`` ``[1, p, k, d]``."""
@@ -257,19 +265,29 @@ class ShareCollector:
         self._shard = shard
         self._weights = torch.zeros(like.shape[:-1], dtype=self._bias.dtype, device=like.device)
         self._nonzero: Tensor | None = None
+        self._absent: list[tuple[slice, slice]] = []
 
-    def add(self, z: Tensor, sources: slice) -> None:
-        """The vectors ``[b, i, k, d]`` of some sources."""
-        weights = weigh(z, self._bias, self._rule, self._backend)
-        self._weights[:, :, sources] = weights
+    def add(self, z: Tensor, sources: slice, first: int = 0) -> None:
+        """The vectors ``[b, i, k, d]`` of some sources, from the position ``first`` on; before, they are zero."""
+        bias = self._bias if self._bias.ndim == 1 else self._bias[:, first:]
+        weights = weigh(z, bias, self._rule, self._backend)
+        self._weights[:, first:, sources] = weights
+        self._absent.append((slice(first), sources))
         # Which vectors are zero matters only where the weights add up to nothing, which is rare, and costs a read.
         if self._rule == "dot" or bool((weights.sum(-1) == 0).any()):
             if self._nonzero is None:
                 self._nonzero = torch.ones_like(self._weights, dtype=torch.bool)
-            self._nonzero[:, :, sources] = nonzero_sources(z)
+            self._nonzero[:, first:, sources] = nonzero_sources(z)
+
+    def skip(self, sources: slice) -> None:
+        """Sources whose vectors are all zero."""
+        self._absent.append((slice(None), sources))
 
     def shares(self) -> Tensor:
         """``[b, i, k]``, adding up to one over the sources."""
+        if self._nonzero is not None:
+            for rows, sources in self._absent:
+                self._nonzero[:, rows, sources] = False
         if self._shard is None:
             return bias_shares(self._weights, rule="dot", nonzero=self._nonzero)
         return self._shard.shares(self._weights, self._there, signed=self._rule == "dot")[0]
