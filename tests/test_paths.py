@@ -319,7 +319,7 @@ def test_scores_that_do_not_settle_are_said(explainer, monkeypatch) -> None:
         explainer(TEXT, steps="many")
 
 
-def test_the_command_line_and_bulk_take_auto_and_search(explainer, tmp_path) -> None:
+def test_the_command_line_and_bulk_take_auto_and_search(explainer, tmp_path, capsys) -> None:
     folder = tmp_path / "model"
     explainer.model.save_pretrained(folder)
     explainer.tokenizer.save_pretrained(folder)
@@ -345,7 +345,9 @@ def test_the_command_line_and_bulk_take_auto_and_search(explainer, tmp_path) -> 
     assert row.metadata["versions"] == said["metadata"]["versions"]
     trials = trials_of(len(said["tokens"]) - 2, TRIED)  # all but [CLS] and [SEP]
     assert said["metadata"]["versions"] == 2 * (1 + 2 * trials)  # masked and removed; without some, and these alone
-    assert main(["explain", TEXT, *asked, "many"]) == 2
+    for wrong in ("many", "0"):
+        assert main(["explain", TEXT, *asked, wrong]) == 2
+        assert f"{wrong!r}: use a whole number from 1, 'auto' or 'search'" in capsys.readouterr().err
 
 
 def test_a_plan_of_auto_is_of_the_most_that_it_may_take(explainer) -> None:

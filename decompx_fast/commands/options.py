@@ -19,7 +19,12 @@ class _Steps(click.IntRange):
     """A whole number, ``auto`` or ``search``."""
 
     def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Any:
-        return value if value in ("auto", "search") else super().convert(value, parameter, context)
+        if value in ("auto", "search"):
+            return value
+        try:
+            return super().convert(value, parameter, context)
+        except click.BadParameter:
+            self.fail(f"{value!r}: use a whole number from 1, 'auto' or 'search'", parameter, context)
 
 
 WORKSPACE = _Mebibytes(min=1)
