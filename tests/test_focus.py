@@ -108,6 +108,15 @@ def _counted(passes: list):
     return lambda self, *arguments: passes.append(self) or run(self, *arguments)
 
 
+def test_of_words_too_it_is_told_which_are_kept(bert):
+    """Where all tokens stay, they may be merged, and words are counted anew."""
+    found = bert.explain("unbelievably good", sources="focus")
+    assert len(found.words()) < len(found)
+    table = found.words().to_dataframe()
+    assert table["kept"].tolist() == [not special for special in found.words().special]
+    assert found.words().metadata["focus"]["kept"] == found.metadata["focus"]["kept"]
+
+
 def test_a_list_has_what_each_text_has_by_itself(bert):
     texts = [TEXT, SHORT, TEXT.replace("good", "dull"), "fine", SHORT.replace("moving", "gripping")]
     for size in (None, 1, 2):
