@@ -147,6 +147,12 @@ def test_colours_of_layers_are_seen_on_white_and_on_black():
         (lambda one: plot_components(one), "does not tell what each component carries: explain with engine='adjoint'"),
         (lambda one: plot_river(one), "does not tell what each component carries"),
         (lambda one: plot_river(one, top=0), "top must be 1 or more, got 0"),
+        (
+            lambda one: plot_river(one, "POSITIVE"),
+            "ax must be the Axes .* got 'POSITIVE': a target is target='POSITIVE'",
+        ),
+        (lambda one: plot_components(one, "POSITIVE"), "a target is target='POSITIVE'"),
+        (lambda one: one.plot("POSITIVE"), "a target is target='POSITIVE'"),
         (lambda one: plot_layers(one, columns=0), "columns must be 1 or more, got 0"),
     ],
 )

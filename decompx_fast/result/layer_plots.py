@@ -12,6 +12,7 @@ from ..errors import InputError
 from ..optional import import_optional
 from .display import labels_with_blocks, printable
 from .fonts import drawable
+from .plot import check_axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -97,7 +98,7 @@ def river(explanation: Explanation, target: Target = None) -> torch.Tensor:
 
 
 def river_stripes(explanation: Explanation, target: Target, top: int) -> tuple[list[str], torch.Tensor]:
-    """A river in stripes: names of the tokens that carry most anywhere and of the rest, and ``[stripe, layers + 1]``."""
+    """A river in stripes, ``[stripe, layers + 1]``: the tokens that carry most anywhere, by name, and the rest."""
     mass, labels = river(explanation, target), labels_with_blocks(explanation)
     shown = sorted(mass.abs().amax(0).topk(min(top, mass.shape[1])).indices.tolist())
     others = [k for k in range(mass.shape[1]) if k not in shown]
@@ -160,6 +161,7 @@ def plot_components(explanation: Explanation, ax: Axes | None = None, *, target:
         InputError: if the engine does not tell.
         MissingPackageError: if matplotlib is not installed.
     """
+    check_axes(ax)
     totals, column = component_totals(explanation, target), explanation.column(target)
     biases = bias_totals(explanation, target)
     ax = ax or _axes("plot_components()", (6.4, 1.2 + 0.3 * (len(totals) + (-1 in biases))))
@@ -210,6 +212,7 @@ def plot_river(
         InputError: if the engine does not tell, or for ``top`` below 1.
         MissingPackageError: if matplotlib is not installed.
     """
+    check_axes(ax)
     if top < 1:
         raise InputError(f"top must be 1 or more, got {top}.")
     column = explanation.column(target)
