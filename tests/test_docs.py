@@ -112,7 +112,7 @@ def test_frames_show_pages_that_are_there():
     assert len(frames) == 1
     for path, source in frames:
         page = (path.parent / source).read_text(encoding="utf-8")
-        assert "default-src 'none'" in page and page.count("<article") == 1
+        assert "default-src 'none'" in page and page.count("<article") == 2
         assert 'class="dx-layers"' in page and 'class="dx-parts"' in page and 'class="dx-river"' in page
 
 
