@@ -173,6 +173,7 @@ def test_predicted_occupancy_is_that_of_the_scarcest_resource(registers, shared_
     assert predict.resident(registers, shared_kb << 10, warps) == programs
 
 
+@pytest.mark.slow
 def test_committed_results_cover_every_case():
     list_cases = "import compile_gate as g, json; print(json.dumps([[c.arch, c.dtype, c.name] for c in g.all_cases()]))"
     run = subprocess.run([sys.executable, "-c", list_cases], cwd=TOOLS, capture_output=True, text=True, check=False)

@@ -64,6 +64,7 @@ def mapped_kib() -> int:
     return total
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="what is mapped is told by Linux")
 def test_a_block_at_a_time_is_in_memory(monkeypatch, tmp_path):
     in_turn, most, before = Disk._in_turn, [], mapped_kib()  # other tests of this process may have left some
