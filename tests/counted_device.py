@@ -19,8 +19,8 @@ from typing import Any
 from unittest import mock
 
 import torch
-from fake_device import CUDA, Fake, compute, register_guard, tensors_of
-from torch.utils._python_dispatch import TorchDispatchMode
+from fake_device import Fake, compute, held, register_guard, tensors_of
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 ROOT = str(Path(__file__).resolve().parent.parent / "decompx_fast")
 
@@ -36,7 +36,14 @@ NO_LAUNCH = {
 #: Operations whose result's shape depends on numbers, or is a number.
 WAITS = {
     *(aten._local_scalar_dense, aten.nonzero, aten.nonzero_static, aten.masked_select, aten._unique2, aten._unique),
-    *(aten.unique_dim, aten.unique_consecutive, aten.unique_dim_consecutive, aten.bincount, aten.equal, aten.is_nonzero),
+    *(
+        aten.unique_dim,
+        aten.unique_consecutive,
+        aten.unique_dim_consecutive,
+        aten.bincount,
+        aten.equal,
+        aten.is_nonzero,
+    ),
     *(aten.repeat_interleave, aten.histc),
 }
 
@@ -47,12 +54,15 @@ class Counts:
 
     Attributes:
         launches, waits: ``"folder/file.py:line operation"`` to how often.
-        allocated: the same to bytes of new memory of at least :attr:`LARGE`.
+        moved: the same to the bytes that launches of PyTorch's operations read and write at the least.
+        allocated: the same to how often memory of :attr:`large` bytes at the least was allocated.
     """
 
     launches: Counter[str] = field(default_factory=Counter)
     waits: Counter[str] = field(default_factory=Counter)
+    moved: Counter[str] = field(default_factory=Counter)
     allocated: Counter[str] = field(default_factory=Counter)
+    large: int = 1 << 62
 
     def launched(self, *folders: str) -> int:
         """How many launches, of some folders of the library alone if any are named."""
@@ -73,20 +83,29 @@ class CountingMode(TorchDispatchMode):
     def __init__(self, counts: Counts) -> None:
         super().__init__()
         self.counts = counts
-        self.off = False
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         result = compute(func, args, kwargs)
-        given, made = tensors_of(args, kwargs), tensors_of(result, {})
-        if self.off or not any(isinstance(t, Fake) for t in (*given, *made)):
+        given, made = tensors_of(args, kwargs), tensors_of(result)
+        if not any(isinstance(t, Fake) for t in (*given, *made)):
             return result
         packet = func.overloadpacket
+        known = {t.held.untyped_storage().data_ptr() for t in given if isinstance(t, Fake)}
+        for nbytes in (t.held.untyped_storage().nbytes() for t in made if isinstance(t, Fake) and is_new(t, known)):
+            if nbytes >= self.counts.large:
+                self.counts.allocated[f"{site()} {func}"] += 1
         if waits(func, args, kwargs, given, made):
             self.counts.waits[f"{site()} {func}"] += 1
         if not func.is_view and packet not in NO_LAUNCH:
             self.counts.launches[f"{site()} {func}"] += 1
+            self.counts.moved[f"{site()} {func}"] += sum(t.nbytes for t in (*given, *made))
         return result
+
+
+def is_new(made: Fake, known: set[int]) -> bool:
+    """Whether memory is none of the arguments' own, by their addresses."""
+    return made.held.untyped_storage().data_ptr() not in known
 
 
 def waits(func, args, kwargs, given, made) -> bool:
@@ -109,20 +128,24 @@ def site() -> str:
     while frame is not None:
         name = frame.f_code.co_filename
         if name.startswith(ROOT):
-            return f"{name[len(ROOT) + 1:]}:{frame.f_lineno}"
+            return f"{name[len(ROOT) + 1 :]}:{frame.f_lineno}"
         frame = frame.f_back
     return "elsewhere"
 
 
 @contextlib.contextmanager
-def counting() -> Iterator[Counts]:
-    """The fake device, with the library's kernels for a GPU, of which only the launches are simulated."""
+def counting(large: int = 1 << 62) -> Iterator[Counts]:
+    """The fake device, with the library's kernels for a GPU, of which only the launches are simulated.
+
+    Args:
+        large: allocations of so many bytes are counted.
+    """
     from decompx_fast.kernels import launch
     from decompx_fast.linearize import readers, record
     from decompx_fast.ops import registry
 
     register()
-    counts = Counts()
+    counts = Counts(large=large)
 
     def start(kernel: Any, *_: Any, **__: Any) -> None:
         counts.launches[f"{site()} {kernel.fn.__name__}"] += 1
@@ -132,11 +155,8 @@ def counting() -> Iterator[Counts]:
 
         def compute_both(*tensors: Any, **options: Any) -> None:
             by_triton(*tensors, **options)
-            mode.off = True
-            try:
-                twin(*tensors, **options)
-            finally:
-                mode.off = False
+            with _disable_current_modes():
+                twin(*held(tensors), **held(options))
 
         return compute_both
 
@@ -145,19 +165,18 @@ def counting() -> Iterator[Counts]:
         "torch": registry._backends["torch"],
         "triton": replace(registry._backends["triton"], probe=lambda device: (True, "as if there were a GPU")),
     }
+
     def tolist(fake: Fake) -> Any:
         counts.waits[f"{site()} tolist"] += 1
         return fake.held.tolist()
 
     tensor = torch.tensor
-    mode = CountingMode(counts)
+    record._directions.cache_clear()  # so that every run begins alike, and leaves nothing that is not there
     with (
         mock.patch.dict(registry._backends, backends, clear=True),
         mock.patch.dict(registry._implementations, {(op, "triton"): both(op) for op in ops}),
         mock.patch.multiple(registry, _heard=lambda: False, _is_plain=lambda argument: True),
-        mock.patch.multiple(
-            launch, start=start, arch_of=lambda device: "sm_90", multiprocessors=lambda device: 132
-        ),
+        mock.patch.multiple(launch, start=start, arch_of=lambda device: "sm_90", multiprocessors=lambda device: 132),
         mock.patch.multiple(torch.cuda, _lazy_init=lambda: None, mem_get_info=lambda device=None: (64 << 30, 80 << 30)),
         mock.patch.object(Fake, "tolist", tolist),
         mock.patch.object(readers, "Tensor", Fake),
@@ -170,9 +189,12 @@ def counting() -> Iterator[Counts]:
                 tensor(data, **options) if device is None else tensor(data, **options).to(device)
             ),
         ),
-        mode,
+        CountingMode(counts),
     ):
-        yield counts
+        try:
+            yield counts
+        finally:
+            record._directions.cache_clear()
 
 
 @functools.cache

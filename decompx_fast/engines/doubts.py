@@ -20,19 +20,25 @@ class Doubts:
 
     Attributes:
         sure: whether this is the second run, in which every question is answered as if it were so.
+        waits: whether every question is asked at once on any device: where processes divide the sources, they all have
+            to run as often.
         found: on the device, whether any was.
     """
 
     sure: bool = False
+    waits: bool = False
     found: Tensor | None = None
+
+    def _asks(self, device: torch.device) -> bool:
+        return self.waits or device.type == "cpu"
 
     def at_once(self, device: torch.device, flags: Callable[[], Tensor]) -> bool:
         """Whether any of the flags is raised, on a CPU; elsewhere what is taken for granted."""
-        return bool(flags().any()) if device.type == "cpu" else self.sure
+        return bool(flags().any()) if self._asks(device) else self.sure
 
     def note(self, flags: Tensor) -> None:
         """Remember whether any of these flags on a device is raised, though it was taken for granted that none is."""
-        if not self.sure and flags.device.type != "cpu":
+        if not self.sure and not self._asks(flags.device):
             any_ = flags.any()
             self.found = any_ if self.found is None else self.found | any_
 
@@ -44,7 +50,7 @@ class Doubts:
     def about(self, empty: Tensor, bias: Tensor) -> bool:
         """The same of where a bias ``[d]`` or ``[..., d]`` met weights that are all zero, ``[...]``; one of zeros is
         nobody's, so that it need not be known whose it is."""
-        if empty.device.type != "cpu":
+        if not self._asks(empty.device):
             self.note(empty & (bias != 0).any(-1))
         return self.at_once(empty.device, lambda: empty)
 

@@ -5,8 +5,8 @@ computes the dots by other means may too.
 """
 
 import contextlib
-from contextlib import AbstractContextManager
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Literal
 
 import torch

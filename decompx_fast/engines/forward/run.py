@@ -182,7 +182,8 @@ def _start(
         _check_same(exchange, embedding, (the_plan.costs, the_plan.path, the_plan.blocks, wanted))
     member = torch.arange(n, device=embedding.device).expand(b, n) if sources is None else sources
     shard = None if exchange is None or exchange.ranks == 1 else Shard.of(exchange, the_plan.costs.total)
-    workspace, doubts = Workspace(the_plan.buffer_numel, dtype, embedding.device), Doubts(sure)
+    workspace = Workspace(the_plan.buffer_numel, dtype, embedding.device)
+    doubts = Doubts(sure, waits=shard is not None)
     mixing = Mixing(
         config.bias,
         config.variant,

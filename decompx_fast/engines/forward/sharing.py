@@ -303,7 +303,7 @@ class ShareCollector:
         if self._nonzero is not None:
             for rows, sources in self._absent:
                 self._nonzero[:, rows, sources] = False
-        elif self._weights.device.type != "cpu":
+        elif self._shard is None and self._weights.device.type != "cpu":
             self._doubts.about(self._weights.sum(-1) == 0, self._bias)
         if self._shard is None:
             return bias_shares(self._weights, rule="dot", nonzero=self._nonzero)
