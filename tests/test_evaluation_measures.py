@@ -44,7 +44,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def rows(folder, tmp_path_factory):
     out = tmp_path_factory.mktemp("out")
-    data = evaluation_samples.write_texts(out / "texts.csv", 16)
+    data = evaluation_samples.write_texts(out / "texts.csv", 40)
     evaluate(data, folder, out=out / "run", methods="occlusion,saliency-l2", metrics=NAMES)
     import pyarrow.parquet
 
