@@ -78,9 +78,13 @@ RUNS = (
     Run("tweets", "demo", "tweet-snippets", "tweets, the demo model"),
     Run("products", "demo", "product-snippets", "product reviews, the demo model"),
     Run("editorials", "demo", "editorial-snippets", "sentences of editorials, the demo model"),
-    Run("questions", "questions", "questions.csv", "pairs of a question and a movie snippet, three layers"),
     Run("three-layers", "three-layers", "movies.csv", "movie snippets, three layers"),
-    Run("agreement", "agreement", "agreement.csv", "pairs of movie snippets that agree or not, three layers"),
+    Run(
+        "comparison",
+        "comparison",
+        "comparison.csv",
+        "pairs of movie snippets, of which one is praise, three layers",
+    ),
     Run("sanity", "three-layers", "short.csv", "movie snippets of up to ten words, three layers", sanity=12),
 )
 
