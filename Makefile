@@ -6,7 +6,12 @@ BIN := .venv/bin
 WORKERS ?= logical
 SENTENCE ?= The plot is thin and the jokes are old, but the two leads are a joy to watch.
 
+# A file's tests share what they make, so one process has them all.
+SPREAD = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Compiled modules are kept, wherever that is switched off: tests start dozens of processes.
+export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -23,10 +28,10 @@ demo: .venv/installed-demo  ## explain one sentence, in the terminal and as buil
 	@echo "The same as a page: $(CURDIR)/build/demo.html"
 
 test: .venv/installed-test  ## run the tests
-	@$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup
+	@$(BIN)/python -m pytest -q $(SPREAD)
 
 test-quick: .venv/installed-test  ## run a few cases of each test that takes milliseconds
-	@$(BIN)/python -m pytest -q -n $(WORKERS) --quick
+	@$(BIN)/python -m pytest -q $(SPREAD) --quick
 
 # Where a processor's kind decides what is computed how. What this one has not runs lowered to AVX2.
 LEVELS := portable avx2 avx512 avx512_bf16 amx

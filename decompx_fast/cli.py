@@ -20,7 +20,7 @@ import click
 from . import __version__
 from .commands.bulk import bulk
 from .commands.evaluate import evaluate
-from .commands.options import BASELINES, CHECKS, FOCUS, STORAGES, WORKSPACE, path_options
+from .commands.options import BASELINE_HELP, BASELINES, CHECKS, FOCUS, STEPS, STORAGES, WORKSPACE, path_options
 from .commands.process import (
     OUTPUT_ERRORS,
     Ended,
@@ -259,8 +259,8 @@ def _arguments(options: Mapping[str, Any], *, layers: bool) -> dict[str, Any]:
 @click.option("--device", metavar="DEVICE", help="Where to compute, such as cuda. [default: cpu]")
 @click.option("--ranks", type=click.IntRange(min=1), metavar="R", help="Processes that share the work. [default: 1]")
 @click.option("--path", metavar="PATH", help="direct or operator. [default: the one with fewer operations]")
-@click.option("--steps", type=click.IntRange(min=1), metavar="N", help="Of scores along paths, as for explain.")
-@click.option("--baseline", type=click.Choice(BASELINES), help="What becomes of tokens then. [default: mask]")
+@click.option("--steps", type=STEPS, metavar="N", help="Of scores along paths, as for explain.")
+@click.option("--baseline", type=click.Choice(BASELINES), help=BASELINE_HELP)
 def plan(model: str | None, tokens: int, device: str | None, **options: Any) -> None:
     """Print what an explanation of N tokens needs: memory, operations, path, and what to do if it does not fit.
 

@@ -16,6 +16,8 @@ exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = f"decompx_fast {version}"
 html_show_sphinx = False
+html_show_copyright = False
+html_static_path = ["_static"]
 html_theme_options = {"top_of_page_buttons": []}
 
 autodoc_member_order = "bysource"

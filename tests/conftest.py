@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,15 @@ def quick(items: list[pytest.Item]) -> list[pytest.Item]:
     return [item for item in items if item.nodeid in kept]
 
 
+def slow_files_first(items: list[pytest.Item]) -> None:
+    """Where processes take files in turn, none is left alone with a long one at the end."""
+    slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
+    items.sort(key=lambda item: -slow[item.path])
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):  # one of several processes, which all come to the same order
+        slow_files_first(items)
     if config.getoption("quick"):
         kept = quick(items)
         chosen = {*kept}

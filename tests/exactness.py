@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from itertools import product
 from typing import Any
 
 import naive
@@ -28,6 +29,13 @@ ROUNDING = 1e-10
 WEIGHTS = ("value_weight", "b_value", "w_out", "b_out", "w_in", "b_in", "w_gate", "b_gate")
 
 
+def with_rules(cases: Iterable[str]) -> list[tuple[str, str]]:
+    """Each case with the rule that shares by the vectors and the one that collects, and with one of the others in turn:
+    what a rule does to a layer is tested for each, whichever family the layer is of."""
+    both, others = RULES[:2], RULES[2:]
+    return [(case, rule) for n, case in enumerate(cases) for rule in (*both, others[n % len(others)])]
+
+
 def close(found: Tensor, expected: Tensor, rounding: float = ROUNDING) -> bool:
     """Whether no number differs by more than this part of the largest."""
     return bool((found - expected).abs().max() <= rounding * expected.abs().max())
@@ -51,17 +59,25 @@ def by_definition(linearization: Any, config: DecompXConfig, sources: list[int] 
     return torch.tensor(scores[:-1] if config.bias == "bias_token" else scores)
 
 
-def engines_agree(model: nn.Module, given: Mapping[str, Tensor], rule: str, *, record: bool) -> Tensor:
-    """The scores of the reference engine, ``[b, k, c]``, which all engines that can answer must give."""
+def engines_agree(
+    model: nn.Module, given: Mapping[str, Tensor], rule: str, *, record: Iterable[bool] = (False, True)
+) -> Tensor:
+    """The scores of the reference engine, ``[b, k, c]``, which all engines that can answer must give, in each of these
+    ways to have what the model computes."""
     config = DecompXConfig(bias=rule)
     expected = reference.attribute(linearize(model, given), config)
     size = expected.scores.abs().max().item()
-    for engine in (forward,) if rule == "absdot" else (forward, adjoint):
-        found = engine.attribute(linearize(model, given, record=record), config)
+    for engine, way in product((forward,) if rule == "absdot" else (forward, adjoint), record):
+        found = engine.attribute(linearize(model, given, record=way), config)
         assert (found.scores - expected.scores).abs().max().item() <= ROUNDING * size
         if rule == "bias_token":
             assert (found.bias_token - expected.bias_token).abs().max().item() <= ROUNDING * size
     return expected.scores
+
+
+def item_for(rule: str) -> int:
+    """Which of two inputs is decomposed a second time, so that with its rules every case has both."""
+    return RULES.index(rule) % 2
 
 
 def is_decomposition(found: np.ndarray, expected: Tensor, rule: str, size: float) -> None:

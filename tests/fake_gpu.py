@@ -8,94 +8,14 @@ a GPU does (single numbers apart, as there). Kernels are interpreted. What is no
 
 from __future__ import annotations
 
-import ctypes
 import os
-import subprocess
-import tempfile
-from pathlib import Path
 from types import SimpleNamespace
 
 os.environ["TRITON_INTERPRET"] = "1"
 
 import torch
+from fake_device import CUDA, Fake, compute, register_guard
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map
-
-CUDA = torch.device("cuda", 0)
-
-
-class Fake(torch.Tensor):
-    """A tensor that says it is on the GPU."""
-
-    held: torch.Tensor
-
-    @staticmethod
-    def __new__(cls, held: torch.Tensor) -> Fake:
-        fake = torch.Tensor._make_wrapper_subclass(
-            cls,
-            held.shape,
-            strides=held.stride(),
-            storage_offset=held.storage_offset(),
-            dtype=held.dtype,
-            device=CUDA,
-            requires_grad=held.requires_grad,
-        )
-        fake.held = held
-        return fake
-
-    @classmethod
-    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
-        return compute(func, args, kwargs or {})
-
-    def __repr__(self, *, tensor_contents=None) -> str:
-        return f"Fake({self.held!r})"
-
-    def tolist(self):
-        return self.held.tolist()
-
-    def untyped_storage(self):
-        return self.held.untyped_storage()
-
-    def numpy(self, **options):
-        raise TypeError("can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu()")
-
-
-#: What may read a tensor of one device and write one of the other.
-COPIES = {torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default}
-
-
-def compute(func, args, kwargs):
-    """Run an operation on what its tensors hold; the result is on the fake device if they are."""
-    tensors = []
-    tree_map(lambda leaf: tensors.append(leaf) if isinstance(leaf, torch.Tensor) else None, (args, kwargs))
-    fakes = [tensor for tensor in tensors if isinstance(tensor, Fake)]
-    if fakes and func not in COPIES:
-        others = [tensor for tensor in tensors if not isinstance(tensor, Fake) and tensor.ndim > 0]
-        # An index may be on the CPU.
-        if others and "index" not in func.__name__:
-            raise RuntimeError(f"{func}: expected all tensors to be on the same device, found cuda:0 and cpu")
-    on_gpu = bool(fakes)
-    if func is torch.ops.aten.copy_.default:
-        on_gpu = isinstance(args[0], Fake)
-    if kwargs.get("device") is not None:
-        on_gpu = torch.device(kwargs["device"]).type == "cuda"
-        kwargs = kwargs | {"device": torch.device("cpu")}
-    elif not fakes and "device" not in kwargs:
-        on_gpu = False
-    unwrapped = tree_map(lambda leaf: leaf.held if isinstance(leaf, Fake) else leaf, (args, kwargs))
-    result = func(*unwrapped[0], **unwrapped[1])
-    if not on_gpu:
-        return result
-    if func is torch.ops.aten._local_scalar_dense.default:
-        return result
-    same = {id(fake.held): fake for fake in fakes}
-
-    def wrapped(leaf):
-        if not isinstance(leaf, torch.Tensor):
-            return leaf
-        return same[id(leaf)] if id(leaf) in same else Fake(leaf)  # in place: the argument itself
-
-    return tree_map(wrapped, result)
 
 
 class FakeMode(TorchDispatchMode):
@@ -105,26 +25,6 @@ class FakeMode(TorchDispatchMode):
         return compute(func, args, kwargs or {})
 
 
-GUARD = """
-#include <c10/core/impl/DeviceGuardImplInterface.h>
-C10_REGISTER_GUARD_IMPL(CUDA, c10::impl::NoOpDeviceGuardImpl<c10::DeviceType::CUDA>)
-"""
-
-
-def register_guard() -> None:
-    """What makes a device the current one, which does nothing here; a PyTorch without CUDA has none at all."""
-    torch._C._ensureCUDADeviceGuardSet()
-    if torch.version.cuda is not None:
-        return
-    package = Path(torch.__file__).parent
-    with tempfile.TemporaryDirectory() as folder:
-        source, library = Path(folder) / "guard.cpp", Path(folder) / "guard.so"
-        source.write_text(GUARD)
-        options = ["-std=c++20", "-shared", "-fPIC", f"-I{package / 'include'}", "-o", str(library), str(source)]
-        subprocess.run(["g++", *options, f"-L{package / 'lib'}", "-lc10"], check=True)
-        ctypes.CDLL(str(library))
-
-
 def with_index(device):
     """``cuda`` as ``cuda:0``: to find the current device, PyTorch would ask for a real one."""
     named = isinstance(device, (str, torch.device)) and str(device) == "cuda"
@@ -132,7 +32,7 @@ def with_index(device):
 
 
 def install() -> None:
-    register_guard()
+    register_guard(devices=1)
     to = torch.Tensor.to
     torch.Tensor.to = lambda self, *args, **kwargs: to(
         self, *map(with_index, args), **{name: with_index(value) for name, value in kwargs.items()}

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import warm
 from serve_stub import stub
 
 from decompx_fast.serve.app import create_app
@@ -47,7 +48,7 @@ def served(
     asked = Settings(models=models, port=0, limits=Limits(**(limits or {})), **settings)
     failures: list[Exception] = []
     server = server_of(asked, create_app(asked, failed=failures.append, work=work))
-    with listening(asked) as listener:
+    with warm.workers(), listening(asked) as listener:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         try:
@@ -70,7 +71,7 @@ def _is_ready(client: httpx.Client) -> bool:
 
 
 class Command:
-    """``decompx-fast serve`` as a process of its own.
+    """``decompx-fast serve`` as a process of its own, which is warm.
 
     Args:
         *arguments: of the command.
@@ -82,7 +83,7 @@ class Command:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
         self.events: list[dict[str, Any]] = []
         self.lines: list[str] = []
-        self.process = subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)
+        self.process = warm.popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE)
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 

@@ -47,6 +47,7 @@ def measured(asked: str, seed: int) -> tuple[Explanation, float, float, bool]:
     return found, error, error / largest, warned
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asked", ASKED)
 def test_the_measured_error_is_a_close_bound(asked):
     for seed in SEEDS:
@@ -66,6 +67,7 @@ def test_completeness_is_no_bound():
     assert better >= 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asked", ASKED)
 def test_large_errors_are_warned_of(asked):
     for seed in SEEDS:

@@ -131,6 +131,7 @@ def test_pairs_of_a_python_tokenizer(tmp_path: Path):
     assert explanation.spans == (None, (0, 0, 4), (0, 5, 9), None, (1, 0, 4), (1, 5, 9), (1, 9, 10), None)
 
 
+@pytest.mark.slow
 def test_bytes_and_characters_are_found():
     text = "caf\u00e9 \U0001f600!"
     explanation = explained(slow_tokenizers.byte_tokens(), text)

@@ -14,6 +14,7 @@ import evaluation_samples
 import pyarrow.parquet
 import pytest
 import torch
+import warm
 
 import decompx_fast.calls.job
 from decompx_fast import DecompX, Failure
@@ -74,7 +75,7 @@ def test_a_run_killed_at_random_moments_goes_on_where_it_was(model, data, whole,
     out, draw = tmp_path / "out", random.Random(0)
     n_parts = -(-N_TEXTS // ROWS)
     for wanted in (1, draw.randrange(2, n_parts - 1)):
-        process = subprocess.Popen(command(data, model, out), cwd=ROOT, stderr=subprocess.DEVNULL)
+        process = warm.popen(command(data, model, out), cwd=ROOT, stderr=subprocess.DEVNULL)
         try:
             while len(list(out.glob("parts/part-*"))) < wanted and process.poll() is None:
                 time.sleep(0.002)
@@ -204,7 +205,7 @@ from decompx_fast.cli import main
 resource.setrlimit(resource.RLIMIT_FSIZE, ({largest // 2}, {largest // 2}))
 sys.exit(main({[*command(data, model, out)[3:], "--workers", "0"]!r}))
 """
-    process = subprocess.run([sys.executable, "-c", limited], cwd=ROOT, capture_output=True, text=True)
+    process = warm.run([sys.executable, "-c", limited], cwd=ROOT)
     assert process.returncode == 1
     assert "cannot be written" in process.stderr and "Traceback" not in process.stderr
     assert explain_dataset(data, model, out=out, **OPTIONS).rows == N_TEXTS

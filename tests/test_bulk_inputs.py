@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
+import warm
 from test_bulk import OPTIONS, ROOT, rows_of, write_rows
 
 import decompx_fast.bulk.units
@@ -233,9 +233,7 @@ def test_standard_input_is_read(model, tmp_path):
     asked = ["-", "--format", "jsonl", "--out", str(out), "--model", model, "--workers", "0", "--quiet"]
     rows = "".join(json.dumps({"text": f"{TEXT} {n}"}) + "\n" for n in range(5))
     for _ in range(2):
-        subprocess.run(
-            [sys.executable, "-m", "decompx_fast", "bulk", *asked], cwd=ROOT, input=rows, text=True, check=True
-        )
+        warm.run([sys.executable, "-m", "decompx_fast", "bulk", *asked], cwd=ROOT, input=rows, check=True)
     assert [row["file"] for row in rows_of(out)] == ["standard input"] * 5
 
 
@@ -280,7 +278,7 @@ def test_a_record_that_was_changed_by_hand_is_told(model, tmp_path):
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_what_is_warned_of_is_said_once_with_its_row(explained, tmp_path, workers):
     file = write_rows(tmp_path / "a.jsonl", [TEXT, "\U0001f600 " * 8, TEXT, "\U0001f601 " * 8])
-    with pytest.warns(UserWarning, match=r"line 2 of .*a\.jsonl.* \(said once, whatever") as said:
+    with warm.workers(), pytest.warns(UserWarning, match=r"line 2 of .*a\.jsonl.* \(said once, whatever") as said:
         explained(file, workers=workers, rows_of_a_part=1)
     assert len(said) == 1
 

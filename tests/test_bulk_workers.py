@@ -12,6 +12,7 @@ from pathlib import Path
 import evaluation_samples
 import pytest
 import torch
+import warm
 from deadly import Starving, deadly
 from test_bulk import N_TEXTS, OPTIONS, ROOT, command, rows_of, write_rows
 
@@ -25,6 +26,12 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> Path:
     return evaluation_samples.write_texts(tmp_path_factory.mktemp("data") / "texts.csv", N_TEXTS)
+
+
+@pytest.fixture
+def warm_workers():
+    with warm.workers():
+        yield
 
 
 def test_a_worker_that_is_killed_is_replaced_and_nothing_is_lost(model, data, tmp_path):
@@ -41,7 +48,7 @@ def test_a_worker_that_is_killed_is_replaced_and_nothing_is_lost(model, data, tm
         torch.testing.assert_close(one.scores, other.scores, rtol=1e-4, atol=1e-6)
 
 
-def test_a_row_that_kills_its_worker_again_and_again_is_marked(model, tmp_path):
+def test_a_row_that_kills_its_worker_again_and_again_is_marked(warm_workers, model, tmp_path):
     texts = ["good film", "dull film", "a mess of a film", "sharp film", "warm film"]
     file, out = write_rows(tmp_path / "a.jsonl", texts), tmp_path / "out"
     found = explain_dataset(file, deadly(model, "mess"), out=out, **{**OPTIONS, "workers": 1})
@@ -52,14 +59,14 @@ def test_a_row_that_kills_its_worker_again_and_again_is_marked(model, tmp_path):
     assert results[2].error_type == "WorkerEnded" and "signal 9" in results[2].error
 
 
-def test_a_worker_that_gets_no_memory_is_replaced(model, tmp_path):
+def test_a_worker_that_gets_no_memory_is_replaced(warm_workers, model, tmp_path):
     file, out = write_rows(tmp_path / "a.jsonl", ["good film", "a mess of a film", "warm film"]), tmp_path / "out"
     explainer = deadly(model, "mess", tmp_path / "once", kind=Starving)
     found = explain_dataset(file, explainer, out=out, **{**OPTIONS, "workers": 1})
     assert (found.rows, found.errors, found.workers_replaced) == (3, 0, 1)
 
 
-def test_a_row_that_was_at_hand_when_its_worker_was_killed_is_not_marked_for_it(model, tmp_path):
+def test_a_row_that_was_at_hand_when_its_worker_was_killed_is_not_marked_for_it(warm_workers, model, tmp_path):
     file, out = write_rows(tmp_path / "a.jsonl", ["good film", "a mess of a film", "warm film"]), tmp_path / "out"
     explainer = deadly(model, "mess", tmp_path / "count", times=3)  # the third time it is watched
     found = explain_dataset(file, explainer, out=out, **{**OPTIONS, "workers": 1})
@@ -119,7 +126,7 @@ def test_an_interrupt_of_processes_that_start_is_one_line(model, data, tmp_path,
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
 def test_a_signal_that_ends_a_run_leaves_whole_parts(model, data, tmp_path, name):
     out = tmp_path / "out"
-    process = subprocess.Popen(command(data, model, out), cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    process = warm.popen(command(data, model, out), cwd=ROOT, stderr=subprocess.PIPE)
     while not list(out.glob("parts/part-*")) and process.poll() is None:
         time.sleep(0.002)
     process.send_signal(getattr(signal, name))
@@ -133,7 +140,7 @@ def test_a_signal_that_ends_a_run_leaves_whole_parts(model, data, tmp_path, name
 
 def test_a_second_run_in_the_same_folder_is_refused(model, data, tmp_path):
     out = tmp_path / "out"
-    process = subprocess.Popen(command(data, model, out), cwd=ROOT, stderr=subprocess.DEVNULL)
+    process = warm.popen(command(data, model, out), cwd=ROOT, stderr=subprocess.DEVNULL)
     try:
         while not (out / "run.json").exists() and process.poll() is None:
             time.sleep(0.002)
@@ -153,7 +160,7 @@ def test_a_folder_that_cannot_be_written_is_told(model, data, tmp_path):
 
 def test_an_interrupt_says_how_to_go_on(model, data, tmp_path):
     out = tmp_path / "out"
-    process = subprocess.Popen(command(data, model, out), cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    process = warm.popen(command(data, model, out), cwd=ROOT, stderr=subprocess.PIPE)
     while not list(out.glob("parts/part-*")) and process.poll() is None:
         time.sleep(0.002)
     process.send_signal(signal.SIGINT)

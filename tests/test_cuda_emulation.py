@@ -20,6 +20,7 @@ def run_bad(name: str, *, backwards: bool = False) -> tuple[str, float]:
     return (library.decompx_status_text(status).decode() if status else ""), float(x[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "said"),
     [

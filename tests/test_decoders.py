@@ -12,13 +12,14 @@ import torch
 import transformers
 from exactness import (
     ROUNDING,
-    RULES,
     WEIGHTS,
     all_layers_are_recorded,
     changed_parts_are_refused,
     engines_agree,
     is_decomposition,
+    item_for,
     weights_are_views,
+    with_rules,
 )
 from models import randomized
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -116,19 +117,15 @@ def inputs(batch: int = 2, tokens: int = 7) -> dict[str, torch.Tensor]:
     return {"input_ids": torch.randint(5, 50, (batch, tokens), generator=generator)}
 
 
-@pytest.mark.parametrize("record", [False, True], ids=["computed", "recorded"])
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("case", CASES)
-def test_engines_and_a_second_decomposition_agree(case, rule, record):
+@pytest.mark.parametrize(("case", "rule"), with_rules(CASES))
+def test_engines_and_a_second_decomposition_agree(case, rule):
     model, given = classifier(case), inputs()
-    expected = engines_agree(model, given, rule, record=record)
+    expected = engines_agree(model, given, rule)
     size = expected.abs().max().item()
-    if record:
-        return
-    for item in range(2):
-        one = {name: value[item : item + 1] for name, value in given.items()}
-        scores, _ = naive.decompose(linearize(model, one), DecompXConfig(bias=rule))
-        is_decomposition(scores, expected[item], rule, size)
+    item = item_for(rule)
+    one = {name: value[item : item + 1] for name, value in given.items()}
+    scores, _ = naive.decompose(linearize(model, one), DecompXConfig(bias=rule))
+    is_decomposition(scores, expected[item], rule, size)
 
 
 @pytest.mark.parametrize("case", CASES)

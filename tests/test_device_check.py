@@ -63,6 +63,7 @@ def test_a_step_that_fails_does_not_keep_the_next_from_running(run):
     assert run(steps[2])[0] == 0
 
 
+@pytest.mark.slow
 def test_a_step_past_its_budget_is_killed_with_what_it_started_and_keeps_what_it_wrote(run, tmp_path, monkeypatch):
     monkeypatch.setattr(device_check, "GRACE_S", 0.3)
     line = json.dumps(ROW) + "\n"
@@ -84,6 +85,7 @@ def test_a_step_past_its_budget_is_killed_with_what_it_started_and_keeps_what_it
     assert not stat.exists() or stat.read_text().split()[2] == "Z"
 
 
+@pytest.mark.slow
 def test_all_steps_end_when_their_time_is_over_however_slow_they_are(run, monkeypatch):
     monkeypatch.setattr(device_check, "GRACE_S", 0.3)
     monkeypatch.setattr(device_check, "TOTAL_S", 8.0)
@@ -99,6 +101,7 @@ def _write(path: Path, text: str) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_pytest_that_is_interrupted_says_what_passed(run, tmp_path):
     tests = "import time\ndef test_one(): pass\ndef test_two(): assert 0\ndef test_three(): time.sleep(600)\n"
     path = _write(tmp_path / "test_it.py", tests)

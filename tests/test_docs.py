@@ -96,6 +96,26 @@ def test_examples_that_are_not_run_say_why():
     assert set(left_out) <= set(REASONS)
 
 
+def test_what_is_shown_to_hold_holds():
+    said = [
+        (page.path.name, block.line) for page in PAGES for block, _ in page.blocks() if "False" in (block.printed or "")
+    ]
+    assert said == []
+
+
+def test_frames_show_pages_that_are_there():
+    frames = [
+        (path, source)
+        for path in sorted((ROOT / "docs").rglob("*.md"))
+        for source in re.findall(r'<iframe src="([^"]+)"', path.read_text(encoding="utf-8"))
+    ]
+    assert len(frames) == 1
+    for path, source in frames:
+        page = (path.parent / source).read_text(encoding="utf-8")
+        assert "default-src 'none'" in page and page.count("<article") == 2
+        assert 'class="dx-layers"' in page and 'class="dx-parts"' in page and 'class="dx-river"' in page
+
+
 def test_every_page_is_reached_from_the_index():
     reached, todo = set(), ["index"]
     while todo:

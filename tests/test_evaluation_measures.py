@@ -44,7 +44,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def rows(folder, tmp_path_factory):
     out = tmp_path_factory.mktemp("out")
-    data = evaluation_samples.write_texts(out / "texts.csv", 40)
+    data = evaluation_samples.write_texts(out / "texts.csv", 16)
     evaluate(data, folder, out=out / "run", methods="occlusion,saliency-l2", metrics=NAMES)
     import pyarrow.parquet
 
@@ -125,6 +125,7 @@ def test_measures_are_what_the_model_says_one_text_at_a_time(folder, rows):
     assert flipped > 5
 
 
+@pytest.mark.slow
 def test_prediction_performance_is_that_of_scikit_learns_classifier(folder, rows):
     """A logistic regression on the mean of the last layer's states over the rationale alone, trained on other folds."""
     model = Model(folder)

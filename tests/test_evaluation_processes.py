@@ -14,6 +14,7 @@ from pathlib import Path
 import evaluation_samples
 import pyarrow.parquet
 import pytest
+import warm
 
 from decompx_fast.evaluation import evaluate
 from decompx_fast.evaluation.work import CHUNK, EvaluationError
@@ -50,7 +51,7 @@ def test_a_killed_run_goes_on_where_it_was(model, data, whole, tmp_path):
     out = tmp_path / "out"
     command = [sys.executable, "-m", "decompx_fast.cli", "evaluate", "--data", data, "--model", model]
     asked = [f"--{name}={value}" for name, value in OPTIONS.items()]
-    process = subprocess.Popen([*command, *asked, "--out", out], cwd=ROOT, stdout=subprocess.DEVNULL)
+    process = warm.popen([*command, *asked, "--out", out], cwd=ROOT, stdout=subprocess.DEVNULL)
     try:
         finished: list[Path] = []
         while len(finished) < 2 and process.poll() is None:

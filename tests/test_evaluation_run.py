@@ -69,6 +69,7 @@ def test_occlusion_is_an_oracle_and_shuffled_scores_are_random(whole):
     assert list(whole.methods)[0] == "occlusion"
 
 
+@pytest.mark.slow
 def test_results_hold_every_text_once_for_each_method(whole):
     rows = pyarrow.parquet.read_table(whole.folder / "results.parquet").to_pylist()
     assert len(rows) == 3 * N_TEXTS
@@ -81,6 +82,7 @@ def test_results_hold_every_text_once_for_each_method(whole):
         assert row["label"] == row["index"] % 2
 
 
+@pytest.mark.slow
 def test_probabilities_are_those_of_the_model(whole, model):
     """Of a few texts, from the stored scores by way of the model alone."""
     explainer = DecompX.from_pretrained(model)
@@ -96,6 +98,7 @@ def test_probabilities_are_those_of_the_model(whole, model):
         assert row["mask-most_probability"][4] == pytest.approx(float(masked[row["predicted"]]), abs=1e-6)
 
 
+@pytest.mark.slow
 def test_report_and_curves_are_there_and_can_be_read(whole):
     page = (whole.folder / "report.md").read_text(encoding="utf-8")
     first = page.index("| Method |")
@@ -302,6 +305,7 @@ def test_equal_texts_are_warned_of_and_kept_together(model, tmp_path):
         evaluate(few, model, out=tmp_path / "other", methods="random", metrics="prediction-performance")
 
 
+@pytest.mark.slow
 def test_the_report_keeps_the_methods_of_earlier_runs(model, data, tmp_path):
     options = {"out": tmp_path, "limit": 40, "metrics": "aopc,sufficiency"}
     first = evaluate(data, model, methods=["random", SHUFFLED], **options)

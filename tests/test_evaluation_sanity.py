@@ -193,6 +193,7 @@ def test_rank_correlation_is_scipys(pairs) -> None:
         assert np.isnan(found)
 
 
+@pytest.mark.slow
 def test_a_method_that_fails_is_marked_in_the_tables(tmp_path) -> None:
     (tmp_path / "model").mkdir()
     model = evaluation_samples.save_classifier(tmp_path / "model")

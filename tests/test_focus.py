@@ -8,6 +8,7 @@ import re
 from io import StringIO
 
 import models
+import numpy
 import pytest
 import torch
 import vision_models
@@ -106,6 +107,20 @@ def test_a_budget_for_all_tokens_is_the_plain_explanation(bert, monkeypatch):
 def _counted(passes: list):
     run = Job._linearize
     return lambda self, *arguments: passes.append(self) or run(self, *arguments)
+
+
+def test_a_number_of_another_kind_is_kept_as_json_has_it(bert):
+    found = bert.explain(SHORT, sources="focus", focus=numpy.int64(3))
+    assert json.loads(json.dumps(found.to_dict()))["metadata"]["focus"]["tokens"] == 3
+
+
+def test_of_words_too_it_is_told_which_are_kept(bert):
+    """Where all tokens stay, they may be merged, and words are counted anew."""
+    found = bert.explain("unbelievably good", sources="focus")
+    assert len(found.words()) < len(found)
+    table = found.words().to_dataframe()
+    assert table["kept"].tolist() == [not special for special in found.words().special]
+    assert found.words().metadata["focus"]["kept"] == found.metadata["focus"]["kept"]
 
 
 def test_a_list_has_what_each_text_has_by_itself(bert):

@@ -17,6 +17,7 @@ TOOLS = ROOT / "tools"
 sys.path.insert(0, str(TOOLS))
 
 import predict  # noqa: E402
+import predict_whole  # noqa: E402
 from compile_report import render  # noqa: E402
 from ttir_offsets import narrow_offsets  # noqa: E402
 
@@ -158,10 +159,20 @@ def test_committed_results_have_no_spills_and_are_what_the_table_shows():
 
 def test_prediction_is_of_the_committed_results():
     assert (ROOT / "bench" / "results" / "h100-predicted.md").read_text() == predict.render(
-        predict.predictions(committed())
+        predict.predictions(committed()), predict_whole.render_wholes(predicted_wholes())
     )
     for found in predict.predictions(committed()):
         assert 0 < found.share <= 1 and found.in_flight_kb >= 1
+
+
+def predicted_wholes():
+    return predict_whole.wholes(predict.of_arch(committed()))
+
+
+def test_predicted_explanations_take_no_less_than_their_operations_and_launches():
+    for found in predicted_wholes():
+        assert 0 < found.share < 1 and found.seconds >= found.launches * predict_whole.LAUNCH_S
+        assert found.seconds >= max(seconds for _, seconds, _ in found.parts) and found.bound
 
 
 @pytest.mark.parametrize(
@@ -173,6 +184,7 @@ def test_predicted_occupancy_is_that_of_the_scarcest_resource(registers, shared_
     assert predict.resident(registers, shared_kb << 10, warps) == programs
 
 
+@pytest.mark.slow
 def test_committed_results_cover_every_case():
     list_cases = "import compile_gate as g, json; print(json.dumps([[c.arch, c.dtype, c.name] for c in g.all_cases()]))"
     run = subprocess.run([sys.executable, "-c", list_cases], cwd=TOOLS, capture_output=True, text=True, check=False)

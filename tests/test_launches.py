@@ -102,6 +102,7 @@ def test_the_fastest_candidate_is_taken_and_the_first_of_equals():
         tune.fastest("ab", lambda _: math.inf)
 
 
+@pytest.mark.slow
 def test_the_tuner_calls_every_kind_of_kernel_and_leaves_the_choices_as_they_were(monkeypatch):
     """Two candidates of each sort on small tensors: what is timed is noise here, what is called is not."""
     monkeypatch.setattr(tune, "D", 48)

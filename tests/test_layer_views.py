@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import re
+from pathlib import Path
 
 import matplotlib
 import pytest
@@ -12,7 +13,9 @@ from explanation_samples import simple
 
 from decompx_fast import DecompX, plot_components, plot_layers, plot_river
 from decompx_fast.errors import InputError
+from decompx_fast.result import render
 from decompx_fast.result.layer_plots import component_totals, layer_norms, river
+from decompx_fast.result.layer_view import RIVER_COLOURS
 from decompx_fast.result.png import decode
 
 TEXT = "The plot is thin, but fun."
@@ -93,6 +96,50 @@ def test_page_has_maps_of_layers_and_bars_of_components(staged, told):
     assert "dx-layers" not in simple([1.0]).to_html().split("</style>")[-1]
 
 
+def test_page_has_the_biases_of_each_layer_and_of_the_head(told):
+    page = told.to_html("POSITIVE", full=True)
+    shown = [float(value) for value in re.findall(r'title="biases ([+-][\d.]+)"', page)]
+    expected = [sum(float(s.value[1]) for s in told.sites() if s.layer == layer) for layer in (*range(6), -1)]
+    assert shown == pytest.approx(expected, abs=1e-3)
+
+
+def test_page_has_a_river_as_wide_as_the_scores(told):
+    page = told.to_html("POSITIVE", full=True)
+    drawing = re.search(r'<details class="dx-river">.*?</details>', page, re.S)[0]
+    mass = river(told, "POSITIVE")
+    count = mass.shape[0]
+    names, heights = [], []
+    for title, polygons in re.findall(r"<g [^>]*><title>(.*?): .*?</title>(.*?)</g>", drawing):
+        names.append(title)
+        height = torch.zeros(count)
+        for points in re.findall(r'points="(.*?)"', polygons):
+            ys = torch.tensor([float(point.split(",")[1]) for point in points.split()])
+            height += ys[count:].flip(0) - ys[:count]  # inner less outer end: upwards what speaks for the target
+        heights.append(height)
+    drawn, total = torch.stack(heights), mass.clamp(min=0).sum(1).max()
+    stripes = [mass[:, int(name.rpartition("#")[2])] for name in names if "#" in name]
+    assert len(stripes) == 8 and names[-1] == f"{mass.shape[1] - 8} others"
+    scale = drawn[0, 0] / stripes[0][0]
+    torch.testing.assert_close(drawn[:8], torch.stack(stripes).float() * scale, atol=0.25, rtol=0)
+    assert scale * total < 245 and drawing.count("<text") == count
+
+
+def test_colours_of_layers_are_seen_on_white_and_on_black():
+    style = (Path(render.__file__).parent / "templates" / "style.html.jinja").read_text(encoding="utf-8")
+    parts = re.findall(r"dx-part-\w+ \{ background: (#\w{6});", style)
+    assert len(parts) == 4 and len(set(RIVER_COLOURS)) == 9
+
+    def luminance(colour: str) -> float:
+        shares = [int(colour[n : n + 2], 16) / 255 for n in (1, 3, 5)]
+        linear = [s / 12.92 if s <= 0.03928 else ((s + 0.055) / 1.055) ** 2.4 for s in shares]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    for colour in (*parts, *RIVER_COLOURS):  # WCAG 2.2, 1.4.11: 3 to 1 for what is no text
+        for ground in ("#ffffff", "#16161a"):
+            light, dark = sorted((luminance(colour), luminance(ground)), reverse=True)
+            assert (light + 0.05) / (dark + 0.05) >= 3, (colour, ground)
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -100,6 +147,12 @@ def test_page_has_maps_of_layers_and_bars_of_components(staged, told):
         (lambda one: plot_components(one), "does not tell what each component carries: explain with engine='adjoint'"),
         (lambda one: plot_river(one), "does not tell what each component carries"),
         (lambda one: plot_river(one, top=0), "top must be 1 or more, got 0"),
+        (
+            lambda one: plot_river(one, "POSITIVE"),
+            "ax must be the Axes .* got 'POSITIVE': a target is target='POSITIVE'",
+        ),
+        (lambda one: plot_components(one, "POSITIVE"), "a target is target='POSITIVE'"),
+        (lambda one: one.plot("POSITIVE"), "a target is target='POSITIVE'"),
         (lambda one: plot_layers(one, columns=0), "columns must be 1 or more, got 0"),
     ],
 )

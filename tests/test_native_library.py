@@ -48,6 +48,7 @@ def test_auto_takes_native_on_the_cpu_where_it_can():
         registry.select("bias_split_", "native", torch.device("meta"))
 
 
+@pytest.mark.slow
 @needs_library
 def test_unknown_level_is_refused():
     with pytest.raises(BackendError, match="level='sse9' cannot be used here: use one of portable"):

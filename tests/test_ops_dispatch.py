@@ -112,6 +112,7 @@ def layer_inputs():
     return random(*X), alpha, random(1, 2, low=1), random(8), random(8), random(1, 2, 12), w, w.T.contiguous()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_ops_compile_without_graph_breaks(backend, dynamic):
@@ -194,6 +195,7 @@ except ops.registry.BackendError as error:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("interpreted", ["0", "1"])
 def test_triton_is_usable_on_the_cpu_only_in_the_interpreter(interpreted):
     environment = {"TRITON_INTERPRET": interpreted, "PATH": "/usr/bin:/bin"}

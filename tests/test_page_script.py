@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 from browsing import NEEDS_BROWSER
 from explanation_samples import LABELS, sample, simple
 
@@ -129,6 +130,56 @@ def test_two_texts_are_set_side_by_side(browser, tmp_path):
     assert len(texts) == 2 and "good film" in texts[0] and "Fine" in texts[1]
     browser.run("document.querySelector('.dx-aside button').click()")
     assert len(browser.run(aside)) == 1
+
+
+def test_what_is_said_above_a_text_is_of_its_target(browser, tmp_path):
+    one = sample("A good film.")
+    shown(browser, tmp_path, one, target="POSITIVE")
+    said = "return [...document.querySelectorAll('.dx-head dd')].map((node) => node.textContent.trim()).join(' | ')"
+    legend = "return document.querySelector('[data-legend=range]').textContent"
+    for name in ("NEGATIVE", "POSITIVE", "NEGATIVE"):
+        browser.run(CHOOSE, ".dx-tools select", name)
+        column, text = LABELS.index(name), browser.run(said)
+        assert f"{name}, logit {float(one.target_logits[column]):+.3f}"[:-1] in text
+        assert f"tokens {float(one.scores[:, column].sum()):+.3f}"[:-1] in text
+        ends = [float(word) for word in browser.run(legend).split()[2::2]]
+        assert ends == pytest.approx([float(one.scores[:, column].min()), float(one.scores[:, column].max())], rel=5e-3)
+
+
+def test_two_explanations_of_a_text_set_aside_have_their_difference(browser, tmp_path):
+    one = simple([2.0, -1.0])
+    shown(browser, tmp_path, one, simple([0.5, 1.0]), sample("Fine."))
+    browser.run("const b = document.querySelectorAll('.dx-tools > button'); b[0].click(); b[1].click();")
+    less = COLOURS.replace('document.querySelectorAll("article.dx-one")', 'document.querySelectorAll(".dx-less")')
+    assert browser.run(less, 0) == pytest.approx([0.6 * 1.5 / 2.0, -0.6], abs=2e-3)
+    assert "text 0" in browser.run("return document.querySelector('.dx-less').textContent")
+    pressed = "return [...document.querySelectorAll('.dx-tools > button[aria-pressed]')].map((b) => b.ariaPressed)"
+    assert browser.run(pressed) == ["true", "true", "false"]
+    # Of another text there is none; what is set aside follows the target that is chosen.
+    browser.run("document.querySelectorAll('.dx-tools > button[aria-pressed]')[2].click()")
+    assert browser.run("return document.querySelectorAll('.dx-less').length") == 0
+    browser.run(CHOOSE, ".dx-all label:nth-of-type(4) select", "NEGATIVE")
+    assert "NEGATIVE, logit" in browser.run("return document.querySelector('.dx-aside').textContent")
+
+
+def test_arrow_keys_go_where_they_point_in_a_text_from_right_to_left(browser, tmp_path):
+    one = sample("\u05d6\u05d4 \u05e1\u05e8\u05d8 \u05d8\u05d5\u05d1")
+    shown(browser, tmp_path, one)
+    press = "arguments[0].split(' ').forEach((key) => document.querySelector('.dx-text').dispatchEvent("
+    press += "new KeyboardEvent('keydown', { key })));"
+    press += "return [...document.querySelectorAll('.dx-text [data-k]')].indexOf(document.querySelector('.dx-here'))"
+    assert browser.run(press, "Home") == 0
+    assert browser.run(press, "ArrowLeft ArrowLeft") == 2
+    assert browser.run(press, "ArrowRight") == 1
+
+
+def test_texts_have_headings_and_the_slider_says_its_layer(browser, tmp_path):
+    one = simple([1.0, 2.0], stages={f"encoder.{layer}": torch.rand(2, 2) for layer in range(3)})
+    shown(browser, tmp_path, one)
+    assert browser.run("return document.querySelector('h1 ~ article > h2').textContent") == "text 0"
+    slide = "const r = document.querySelector('input[type=range]'); r.value = arguments[0];"
+    slide += "r.dispatchEvent(new Event('input')); return r.getAttribute('aria-valuetext')"
+    assert browser.run(slide, -1) == "all layers" and browser.run(slide, 1).startswith("layer 1, full at")
 
 
 def test_a_thousand_texts_open_at_once(browser, tmp_path):

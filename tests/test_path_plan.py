@@ -64,6 +64,25 @@ def test_plan_foretells_the_operations():
     assert along.total_flops == sum(along.flops.values()) > alone.total_flops == along.flops["text"]
 
 
+@pytest.mark.parametrize("batch", [1, 2])
+def test_plan_foretells_a_search(batch):
+    """Versions of a search are run and not explained, all of a step together."""
+    explainer, n = wide(bias="none", batch_size=batch), 16
+    explainer.explain([text(8)], steps="search", baseline="mask")
+    counted = []
+    for options in ({}, {"steps": "search", "baseline": "mask"}):
+        with FlopCounterMode(display=False) as counter:
+            explainer.explain([text(n)] * batch, **options)
+        counted.append(counter.get_total_flops())
+    with LiveBytes() as bytes_counter:
+        explainer.explain([text(n)] * batch, steps="search", baseline="mask")
+    alone = explainer.plan(n, batch=batch)
+    along = explainer.plan(n, batch=batch, sources=n - 2, steps="search", baseline="mask")
+    assert along.total_flops / alone.total_flops == pytest.approx(counted[1] / counted[0], rel=0.15)
+    assert 0.85 * along.peak_bytes < bytes_counter.peak < 1.15 * along.peak_bytes
+    assert f", {18 * batch} at once, by the model alone" in str(along)
+
+
 def test_plan_says_what_is_computed_by_what():
     explainer = wide()
     said = str(explainer.plan(900, steps=40, baseline="remove"))
@@ -117,3 +136,8 @@ def test_plan_of_paths_on_the_command_line(capsys, cli_folder):
     code, out, err = run(capsys, *arguments)
     assert (code, err) == (0, "")
     assert "along paths" in out and "random sets" in out
+    for steps in ("auto", "search"):
+        code, out, err = run(capsys, "plan", "--model", cli_folder, "--tokens", "40", "--steps", steps)
+        assert (code, err) == (0, "") and "along paths" in out
+    code, _, err = run(capsys, "plan", "--model", cli_folder, "--tokens", "40", "--steps", "many")
+    assert code == 2 and "'auto' or 'search'" in err

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import models
+import numpy
 import pytest
 import task_models
 import torch
@@ -192,6 +193,7 @@ def test_what_cannot_be_asked_is_refused_with_what_to_do(explainer) -> None:
         r"positions=\[0\] cannot be had along a path": {"steps": 2, "positions": [0]},
         r"check='thorough' cannot be had along a path": {"steps": 2, "check": "thorough"},
     }
+    refusals[r"steps=array\(\[1, 2\]\): use a whole number from 1, 'auto'"] = {"steps": numpy.array([1, 2])}
     for message, arguments in refusals.items():
         with pytest.raises(OptionError, match=message):
             explainer(TEXT, **arguments)

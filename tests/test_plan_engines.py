@@ -50,6 +50,7 @@ def test_plan_of_the_adjoint_engine_foretells_the_peak(n, batch, labels):
     assert 0.5 * foretold.peak_bytes < counter.peak < 1.1 * foretold.peak_bytes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("n", "n_sources"), [(1500, 8), (2900, 3), (1200, 100)])
 def test_plan_foretells_the_peak_of_long_grouped_texts(n, n_sources):
     explainer = DecompX(wide(), engine="forward")

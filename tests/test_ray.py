@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import evaluation_samples
@@ -22,9 +23,10 @@ from decompx_fast.cli import main
 from decompx_fast.errors import BackendError, InputError, ModelLoadError, OptionError
 from decompx_fast.ray import Explainer, explanation_of
 
-ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'decompx-fast[ray]'")
+if find_spec("ray") is None:  # and imported by the tests alone that use it: that takes seconds
+    pytest.skip("Ray is not installed: pip install 'decompx-fast[ray]'", allow_module_level=True)
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]  # one cluster, and not one for each process of tests
+pytestmark = pytest.mark.slow
 
 ON_RAY = {**OPTIONS, "workers": None, "ray": True}
 
@@ -33,6 +35,7 @@ OBJECTS_BYTES = 100 << 20  # of each node; by default a third of the memory
 
 @pytest.fixture(scope="module")
 def cluster():
+    import ray
     from ray.cluster_utils import Cluster
 
     with pytest.MonkeyPatch.context() as patch:
@@ -75,11 +78,15 @@ class Placed(Explainer):
     """Says where it has run."""
 
     def __call__(self, batch):
+        import ray
+
         table = super().__call__(batch)
         return table.append_column("node", [[ray.get_runtime_context().get_node_id()] * table.num_rows])
 
 
 def test_a_dataset_gets_its_columns_on_both_nodes(cluster, model):
+    import ray
+
     texts = [f"{'a very ' * (n % 9)}good film" for n in range(64)]
     vectors = np.arange(128.0).reshape(64, 2)
     # Blocks that are there: tasks that made them would wait for the two CPUs, which the actors have.
@@ -158,6 +165,8 @@ def test_the_example_of_the_readme(cluster, model, tmp_path, capsys):
 
 
 def test_a_cluster_that_is_not_there_is_told(monkeypatch, model, tmp_path):
+    import ray
+
     def fails(**arguments):
         raise ConnectionError("nobody answers")
 

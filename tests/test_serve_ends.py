@@ -6,6 +6,7 @@ import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
 from serve_starving import starving
 from serving import ask, error_of, metric, served, until
 
@@ -21,6 +22,7 @@ def test_process_that_dies_is_503_and_another_answers_within_seconds():
         assert ask(client, "hello").json()["explanations"][0]["pid"] != pid  # waits for the other
 
 
+@pytest.mark.slow
 def test_text_that_ends_its_process_each_time_is_marked_and_costs_no_more():
     with served() as client:
         for _ in range(2):
@@ -38,6 +40,7 @@ def test_text_that_ends_its_process_each_time_is_marked_and_costs_no_more():
         assert ask(client, "die", options={"bias": "none"}).status_code == 503  # another call, which may do
 
 
+@pytest.mark.slow
 def test_texts_beside_one_that_ends_its_process_are_not_marked():
     with served() as client:
         for _ in range(3):
@@ -67,6 +70,7 @@ def test_digests_tell_texts_pairs_and_calls_apart():
     assert len({suspects_module.digest_of(call, text) for call, text in asked}) == 4
 
 
+@pytest.mark.slow
 def test_process_that_gets_no_memory_ends_and_another_answers():
     with served(work=starving) as client:
         died = ask(client, "a dreadful film")

@@ -76,6 +76,7 @@ def test_body_that_a_page_of_another_site_could_send_is_refused(client):
     assert found.status_code == 422 and error_of(found)["argument"] == "body"
 
 
+@pytest.mark.slow
 def test_full_queue_is_429_and_says_when_to_ask_again():
     with served(limits={"queue": 2, "batch": 1}) as client, ThreadPoolExecutor(4) as threads:
         running = threads.submit(ask, client, "sleep 2")
@@ -89,6 +90,7 @@ def test_full_queue_is_429_and_says_when_to_ask_again():
         assert ask(client, "three").status_code == 200
 
 
+@pytest.mark.slow
 def test_what_is_not_there_in_time_is_504_and_is_not_computed_any_more(monkeypatch):
     monkeypatch.setattr(backend_module, "ABANDONED_S", 60)
     with served(limits={"timeout_s": 0.5, "batch": 1}) as client, ThreadPoolExecutor(4) as threads:
@@ -101,6 +103,7 @@ def test_what_is_not_there_in_time_is_504_and_is_not_computed_any_more(monkeypat
         assert metric(client, 'decompx_dropped_texts_total{model="demo"}') >= 1
 
 
+@pytest.mark.slow
 def test_what_nobody_waits_for_ends_its_process(monkeypatch):
     monkeypatch.setattr(backend_module, "ABANDONED_S", 0.2)
     with served(limits={"timeout_s": 0.5}) as client:
@@ -109,6 +112,7 @@ def test_what_nobody_waits_for_ends_its_process(monkeypatch):
         assert metric(client, 'decompx_worker_ends_total{model="demo"}') == 1
 
 
+@pytest.mark.slow
 def test_text_of_a_client_that_has_gone_is_dropped():
     with served(limits={"batch": 1}) as client, ThreadPoolExecutor(2) as threads:
         running = threads.submit(ask, client, "sleep 1.5")
@@ -238,6 +242,7 @@ def everything(connection: socket.socket) -> bytes:
     return b"".join(parts)
 
 
+@pytest.mark.slow
 def test_slow_and_silent_clients_are_sent_away_and_others_are_served():
     with served(limits={"receive_s": 0.6}) as client:
         silent, headless, bodiless, trickling = (raw(client) for _ in range(4))

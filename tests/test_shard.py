@@ -13,6 +13,7 @@ import pytest
 import shard_cases
 import test_families
 import torch
+import warm
 from shard_cases import RANKS, attribute
 
 from decompx_fast import DecompX
@@ -31,7 +32,7 @@ def found(tmp_path_factory):
     README should give."""
     folder = tmp_path_factory.mktemp("ranks")
     evaluation_samples.save_classifier(folder / "model")
-    context = torch.multiprocessing.get_context("spawn")
+    context = warm.context()
     processes = [context.Process(target=shard_cases.work, args=(rank, str(folder))) for rank in range(RANKS)]
     for process in processes:
         process.start()
@@ -53,6 +54,7 @@ def far(ours, theirs):
     return ((ours - theirs).abs().max() / theirs.abs().max().clamp_min(1e-30)).item()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "ranks"), [(name, ranks) for name in CASES for ranks in shard_cases.ranks_of(name)])
 def test_answer_is_that_of_one_process(found, name, ranks):
     case, results = CASES[name], [found[0][rank][f"{name}-{ranks}"][0] for rank in range(ranks)]
@@ -74,6 +76,7 @@ def test_answer_is_that_of_one_process(found, name, ranks):
         assert torch.equal(ours.scores, results[0].scores)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "type_", "message"),
     [
@@ -90,17 +93,20 @@ def test_a_rank_that_fails_stops_all_with_its_message(found, name, type_, messag
     assert all(found[0][rank]["after"] == "nothing" for rank in range(RANKS))  # and the group goes on
 
 
+@pytest.mark.slow
 def test_ranks_that_are_given_something_else_are_named(found):
     for rank in range(RANKS):
         assert "rank 2 of the group was given another input than rank 0" in found[0][rank]["input"]
         assert "rank 2 of the group was given another input, or other options" in found[0][rank]["options"]
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_killed_ends_the_others(found):
     for said in found[1]:
         assert said.startswith("BackendError: rank ") and "one of them has probably ended" in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [f"{count}-{one}" for one in shard_cases.ASKED for count in ("one", "several")])
 def test_an_explainer_with_a_group_gives_all_results_to_every_rank(found, name):
     expected = shard_cases.explained()[name]
@@ -110,6 +116,7 @@ def test_an_explainer_with_a_group_gives_all_results_to_every_rank(found, name):
         assert all(far(one, other) < 1e-10 for one, other in zip(ours, expected, strict=True))
 
 
+@pytest.mark.slow
 def test_what_one_rank_fails_at_is_skipped_by_all(found):
     for rank in range(RANKS):
         said = found[0][rank]["skipped-divided"]
@@ -119,6 +126,7 @@ def test_what_one_rank_fails_at_is_skipped_by_all(found):
         assert found[0][rank]["skipped-shared"] == [f"{own}the vectors left the range"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["absdot-direct", "absdot-operator", "norm-direct", "equal-direct"])
 def test_bytes_exchanged_are_as_planned(found, name):
     """Sums for each bias and position, and the scores; of no vector."""
@@ -135,6 +143,7 @@ def test_bytes_exchanged_are_as_planned(found, name):
         assert sent == pytest.approx(planned.exchanged_bytes + extra, rel=0.05)
 
 
+@pytest.mark.slow
 def test_each_bias_is_exchanged_once_for_all_positions(found):
     """However small the blocks are: 6 places in two whole layers and in the last row, the head's 3, and the scores."""
     for path in ("direct", "operator"):
@@ -151,6 +160,7 @@ def test_group_must_be_one(group, message):
         DecompX(test_families.classifier("bert"), group=group)
 
 
+@pytest.mark.slow
 def test_the_example_of_the_readme_runs(found):
     for rank in range(RANKS):
         torch.testing.assert_close(found[0][rank]["readme"], found[2], rtol=1e-4, atol=1e-6)

@@ -255,6 +255,7 @@ def test_bad_input_is_named():
     refuses(explainer.similarity, [5] * 41, B, match=("a: the input has 41 tokens", "40"))
 
 
+@pytest.mark.slow
 def test_snippets_sum_to_the_cosine_in_float32(data_dir):
     """Fifty pairs of real text by the embedded encoder, with every complete rule.
 

@@ -64,6 +64,7 @@ def mapped_kib() -> int:
     return total
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="what is mapped is told by Linux")
 def test_a_block_at_a_time_is_in_memory(monkeypatch, tmp_path):
     in_turn, most, before = Disk._in_turn, [], mapped_kib()  # other tests of this process may have left some
@@ -88,11 +89,12 @@ def test_a_block_at_a_time_is_in_memory(monkeypatch, tmp_path):
 def test_looks_at_a_state_in_half_precision_go_block_by_block(monkeypatch, tmp_path):
     looked_at = []
 
-    def watched(name, look):
-        return lambda x, *rest: (looked_at.append((name, tuple(x.shape[:-2]))), look(x, *rest))[1]
+    def watched(name, look, at=0):
+        return lambda *given: (looked_at.append((name, tuple(given[at].shape[:-2]))), look(*given))[1]
 
-    for name in ("largest_vectors", "finite_state"):
-        monkeypatch.setattr(propagation, name, watched(name, getattr(propagation, name)))
+    monkeypatch.setattr(propagation, "largest_vectors", watched("largest_vectors", propagation.largest_vectors))
+    watch = propagation.RangeWatch
+    monkeypatch.setattr(watch, "state", watched("state", watch.state, at=1))
     linearization, options = synthetic.hugging_face(n=8, layers=3), {"dtype": torch.float16, "path": "direct"}
     expected = forward.attribute(linearization, DecompXConfig(), **options).expected_error
     looked_at.clear()

@@ -89,6 +89,7 @@ def first_batch(monkeypatch, explainer, n, count=100):
     return sizes[0]
 
 
+@pytest.mark.slow
 def test_batches_are_made_by_bytes_of_the_state(monkeypatch):
     for hidden, labels, dtype in ((16, 2, "float32"), (64, 2, "float32"), (16, 40, "float32"), (16, 2, "float64")):
         explainer = DecompX(classifier(labels=labels, hidden_size=hidden, dtype=torch.float32), dtype=dtype)

@@ -179,6 +179,7 @@ def alive_bytes() -> int:
     return sum(one.nbytes for one in gc.get_objects() if type(one) in (torch.Tensor, nn.Parameter))
 
 
+@pytest.mark.slow
 def test_16_threads_with_all_engines_and_several_tasks_at_once():
     text = "a sharp film, warm and not dull"
     explainer = DecompX(classifier(vocab=models.WORD_PIECES, positions=64), models.word_piece())

@@ -59,6 +59,7 @@ def test_weights_in_half_precision(engine):
         assert (explanation.scores.sum(0) - expected).abs().max() < 0.1
 
 
+@pytest.mark.slow
 def test_explaining_in_what_the_caller_compiles(bare):
     expected = [e.scores for e in bare.explain([[7, 8, 9], [7, 8]])]
 
@@ -206,6 +207,7 @@ def in_threads(work, count: int) -> None:
         raise errors[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 def test_threads_do_not_disturb_each_other(bert, engine):
     texts = [TEXTS, TEXTS[::-1], [text.upper() for text in TEXTS]]

@@ -9,12 +9,13 @@ import torch
 import transformers
 from exactness import (
     ROUNDING,
-    RULES,
     WEIGHTS,
     all_layers_are_recorded,
     engines_agree,
     is_decomposition,
+    item_for,
     weights_are_views,
+    with_rules,
 )
 from torch import nn
 from vision_models import CASES, OF_ONE_SIZE, SIZES, classifier, inputs
@@ -38,17 +39,15 @@ def test_every_family_has_a_case():
     assert covered == set(PICTURES)
 
 
-@pytest.mark.parametrize("record", [False, True], ids=["computed", "recorded"])
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("case", CASES)
-def test_engines_and_a_second_decomposition_agree(case, rule, record):
+@pytest.mark.parametrize(("case", "rule"), with_rules(CASES))
+def test_engines_and_a_second_decomposition_agree(case, rule):
     model, given = classifier(case), inputs(case)
-    expected = engines_agree(model, given, rule, record=record)
+    expected = engines_agree(model, given, rule)
     size = expected.abs().max().item()
-    for item in range(2):
-        scores, logits = naive_vision.decompose(model, given["pixel_values"][item : item + 1], rule)
-        is_decomposition(scores, expected[item], rule, size)
-        assert np.abs(logits - own_logits(model, given)[item].numpy()).max() <= ROUNDING * size
+    item = item_for(rule)
+    scores, logits = naive_vision.decompose(model, given["pixel_values"][item : item + 1], rule)
+    is_decomposition(scores, expected[item], rule, size)
+    assert np.abs(logits - own_logits(model, given)[item].numpy()).max() <= ROUNDING * size
 
 
 #: A picture that is higher than wide, one that is wider than high and as large as the model's, and a single patch; all

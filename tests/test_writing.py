@@ -89,6 +89,7 @@ def test_no_output_in_a_list_of_outputs_is_named(explainers):
         explainers["llama"].explain([PROMPT, PROMPT], continuation=[" a", None])
 
 
+@pytest.mark.slow
 def test_threads_that_draw_draw_what_one_alone_does(explainers):
     explainer, config = explainers["llama"], GenerationConfig(max_new_tokens=8, do_sample=True, temperature=3.0)
     asked = [{"generate": config, "seed": n} if n % 2 else {"generate": 8} for n in range(12)]

@@ -25,6 +25,7 @@ from decompx_fast.kernels import activation, functional_dots, launch  # noqa: E4
 RESULTS = HERE.parent / "bench" / "results"
 ARCH, TRITON = "sm_90", "3.6.0"
 ITEM = {"bf16": 2, "fp32": 4}
+MODES = {"bf16": "half", "fp32": "ieee", "tf32": "tf32"}  # of products
 #: The sizes of ``bench_kernels.py`` on a GPU: positions, sources, hidden sizes, heads, rows of operators.
 N, K, D, F, HEADS, ROWS = 512, 512, 768, 3072, 12, 64
 
@@ -161,11 +162,11 @@ def predict_row(kernel: Row, dtype: str, compiled: dict[str, Any]) -> Prediction
     )  # fmt: skip
 
 
-def predict_matrix(kernel: Matrix, dtype: str, compiled: dict[str, Any]) -> Prediction:
-    mode = "half" if dtype == "bf16" else "ieee"
-    tile = launch.matrix_tile(mode, "many", ARCH)
+def predict_matrix(kernel: Matrix, dtype: str, compiled: dict[str, Any], *, operands: str = "many") -> Prediction:
+    mode = MODES[dtype]
+    tile = launch.matrix_tile(mode, operands, ARCH)
     programs = resident(compiled["registers"], compiled["shared_bytes"], tile.num_warps)
-    peak = TENSOR_FLOP_S if dtype == "bf16" else FLOAT_FLOP_S
+    peak = {"half": TENSOR_FLOP_S, "tf32": TENSOR_FLOP_S / 2, "ieee": FLOAT_FLOP_S}[mode]
     tiles = kernel.batch * math.ceil(kernel.m / tile.block_m) * math.ceil(kernel.n / tile.block_n)
     steps = math.ceil(kernel.length / tile.block_l)
     step_flop = 2 * tile.block_m * tile.block_n * tile.block_l
@@ -173,13 +174,15 @@ def predict_matrix(kernel: Matrix, dtype: str, compiled: dict[str, Any]) -> Pred
     per_sm = math.ceil(tiles / SMS)
     # Programs on one multiprocessor share its units, and fill and drain under each other's steps.
     arithmetic = per_sm * (steps * step_flop / (peak / SMS * efficiency) + (FILL_S + DRAIN_S) / programs)
-    l2 = tiles * steps * (tile.block_m + tile.block_n) * tile.block_l * ITEM[dtype]
-    memory = kernel.moved * ITEM[dtype]
+    item = ITEM.get(dtype, 4)
+    l2 = tiles * steps * (tile.block_m + tile.block_n) * tile.block_l * item
+    memory = kernel.moved * item
     times = {"arithmetic": arithmetic, "L2": l2 / L2_B_S, "memory": memory / (MEMORY_B_S * CEILING["copy"])}
     limit = max(times, key=lambda name: times[name])
     flops = 2 * kernel.batch * kernel.m * kernel.n * kernel.length
-    floor = max(flops / (peak * CEILING[dtype]), memory / (MEMORY_B_S * CEILING["copy"]))
-    in_flight = (tile.stages - 1) * (tile.block_m + tile.block_n) * tile.block_l * ITEM[dtype] * programs
+    ceiling = CEILING["fp32" if mode == "ieee" else "bf16"]
+    floor = max(flops / (peak * ceiling), memory / (MEMORY_B_S * CEILING["copy"]))
+    in_flight = (tile.stages - 1) * (tile.block_m + tile.block_n) * tile.block_l * item * programs
     return Prediction(
         f"{kernel.case}{', ieee' if mode == 'ieee' else ''}", dtype, compiled["registers"],
         compiled["shared_bytes"] / 1024, programs, tile.num_warps, in_flight / 1024,
@@ -190,8 +193,7 @@ def predict_matrix(kernel: Matrix, dtype: str, compiled: dict[str, Any]) -> Pred
 
 def predictions(sections: dict[str, Any]) -> list[Prediction]:
     """Every kernel in bfloat16 and in float32, from the compilations of :data:`TRITON`."""
-    compiled = {(r["case"], r["dtype"]): r for r in sections[TRITON]["rows"] if r["arch"] == ARCH}
-    found = []
+    compiled, found = of_arch(sections), []
     for kernel in KERNELS:
         for dtype in ITEM:
             if isinstance(kernel, Row):
@@ -202,8 +204,13 @@ def predictions(sections: dict[str, Any]) -> list[Prediction]:
     return found
 
 
-def render(found: list[Prediction]) -> str:
-    """The prediction as Markdown."""
+def of_arch(sections: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
+    """What was compiled for :data:`ARCH`, by case and dtype."""
+    return {(r["case"], r["dtype"]): r for r in sections[TRITON]["rows"] if r["arch"] == ARCH}
+
+
+def render(found: list[Prediction], whole: list[str]) -> str:
+    """The prediction as Markdown; ``whole``: the lines about whole explanations."""
     lines = [
         "# What the Triton kernels should reach on an H100: a prediction",
         "",
@@ -235,7 +242,7 @@ def render(found: list[Prediction]) -> str:
             f"{p.in_flight_kb:.0f} | {p.memory_mb:.0f} | {p.l2_mb:.0f} | {p.floor_ms:.3f} | {p.predicted_ms:.3f} | "
             f"{p.share:.0%} | {p.limit} |"
         )
-    lines += ["", "## What to try first", ""]
+    lines += ["", *whole, "## What to try first", ""]
     for kernel in KERNELS:
         lines += [f"**{kernel.case.partition(',')[0]}**", ""]
         lines += [f"{n}. {text}." for n, text in enumerate(kernel.tries, 1)] + [""]
@@ -243,12 +250,15 @@ def render(found: list[Prediction]) -> str:
 
 
 def main() -> None:
+    from predict_whole import render_wholes, wholes
+
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=RESULTS / "h100-predicted.md")
     arguments = parser.parse_args()
     sections = json.loads((RESULTS / "compile.json").read_text(encoding="utf-8"))
     beside = arguments.out.with_name(arguments.out.name + ".part")
-    beside.write_text(render(predictions(sections)), encoding="utf-8")
+    whole = render_wholes(wholes(of_arch(sections)))
+    beside.write_text(render(predictions(sections), whole), encoding="utf-8")
     beside.replace(arguments.out)
 
 

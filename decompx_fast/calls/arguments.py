@@ -78,7 +78,7 @@ class Arguments(Options, total=False):
     positions: Sequence[int]
     check: Literal["standard", "thorough"]
     read_ahead: int | None
-    steps: int | Literal["auto"] | None
+    steps: int | Literal["auto", "search"] | None
     baseline: Literal["mask", "pad", "remove"] | None
 
 

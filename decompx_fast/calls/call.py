@@ -193,7 +193,7 @@ class Call(Question):
         check_focusing(spec, config)
         asked = {**asked, "engine": "adjoint", "positions": (), "check": "standard", "warns": False}
         naming = Job(config=naming_config(config), sources="token", **asked).of_likeliest()
-        return Focusing(naming, FOCUS_TOKENS if self.focus is None else self.focus)
+        return Focusing(naming, FOCUS_TOKENS if self.focus is None else int(self.focus))  # JSON has no others
 
     def _read(
         self, explainer: ExplainedModel, spec: ModelSpec, texts: Any, asker: Asker | None

@@ -139,7 +139,8 @@ class PathJob:
         self, whole: Job, versions: Job, *, steps: Steps, baseline: Baseline | None, seed: int, spec: ModelSpec
     ) -> None:
         for name, value, least, others in (("steps", steps, 1, (AUTO, SEARCH)), ("seed", seed, 0, ())):
-            if isinstance(value, bool) or not (isinstance(value, int) and value >= least or value in others):
+            known = isinstance(value, str) and value in others  # an array can't be asked whether it is among strings
+            if not known and (isinstance(value, bool) or not isinstance(value, int) or value < least):
                 more = "".join(f", {other!r}" for other in others)
                 raise OptionError(f"{name}={value!r}: use a whole number from {least}{more}, or leave it out")
         self.steps, self.seed = steps, seed

@@ -14,7 +14,8 @@ from ..engines.choose import Execution, cheaper_engine, choose_engine, records
 from ..engines.focus_plan import FocusPlan
 from ..engines.forward.plan import Plan, plan
 from ..engines.memory import available_bytes
-from ..engines.path_plan import PathPlan
+from ..engines.path import TRIED
+from ..engines.path_plan import PassPlan, PathPlan
 from ..engines.shape import ModelShape
 from ..errors import OptionError
 from ..linearize.linearization import specification
@@ -26,7 +27,10 @@ from .checks import check_dtype
 from .explained_model import ExplainedModel
 from .focusing import check_focusing, naming_config
 from .job import COLUMNS_RECKONED, LIKELIEST
-from .path_job import PathJob
+from .path_job import SEARCH, PathJob
+
+#: Of each source that a search tries, versions as long as the text: of the rest, and of what was taken.
+WITH_AND_WITHOUT = 2
 
 
 def plan_call(
@@ -84,8 +88,15 @@ def _along_paths(
     of_one, of_all = (
         inputs_at_once(one.bytes_of_size(tokens, None)) for one in (job.versions.of_column(0), job.versions)
     )
+    whole = plan_of(sources=None, targets=targets, config=job.whole.config)
+    if job.steps == SEARCH:
+        together = min(batch * columns * WITH_AND_WITHOUT * TRIED, of_all)
+        beginning = plan_of(sources=None, targets=0, config=naming_config(rule), engine="adjoint", batch=together)
+        assert isinstance(beginning, AdjointPlan)
+        passes = PassPlan.of(beginning)
+        return PathPlan(whole, passes, passes, batch * job.versions_along(sources, columns), 0)
     return PathPlan(
-        whole=plan_of(sources=None, targets=targets, config=job.whole.config),
+        whole=whole,
         along=plan_of(sources=None, targets=0, config=rule, batch=min(batch, of_one)),
         sets=plan_of(sources=None, targets=targets, config=rule, batch=min(batch * max(job.rounds, default=1), of_all)),
         versions_along=batch * job.versions_along(sources, columns),

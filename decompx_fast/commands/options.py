@@ -28,12 +28,14 @@ class _Steps(click.IntRange):
 
 
 WORKSPACE = _Mebibytes(min=1)
+STEPS = _Steps(min=1)
 #: As :data:`decompx_fast.engines.choose.CHECKS`, which cannot be read without torch.
 CHECKS = ("standard", "thorough")
 #: As :data:`decompx_fast.engines.storage.STORAGES`, likewise.
 STORAGES = ("memory", "disk")
 #: As :data:`decompx_fast.request.versions.BASELINES`, for the same reason.
 BASELINES = ("mask", "pad", "remove")
+BASELINE_HELP = "What becomes of tokens then. [default: mask; of a search mask and remove]"
 #: Of ``--sources focus``.
 FOCUS = click.option(
     "--focus",
@@ -47,10 +49,10 @@ def path_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Decorator: the options of scores along paths."""
     for option in (
         click.option("--seed", type=click.IntRange(min=0), metavar="N", help="Of the tokens drawn with --steps."),
-        click.option("--baseline", type=click.Choice(BASELINES), help="What becomes of tokens then. [default: mask]"),
+        click.option("--baseline", type=click.Choice(BASELINES), help=BASELINE_HELP),
         click.option(
             "--steps",
-            type=_Steps(min=1),
+            type=STEPS,
             metavar="N",
             help="Average over texts without the most important tokens, N of them or 'auto', and without random ones; "
             "'search': search for the order of the tokens.",

@@ -203,9 +203,8 @@ def _sizes(layer: LinearizedLayer, norm: Tensor, d: int) -> Iterator[Tensor]:
         entering = norm if sublayer.pre_norm is None else norm * _gain(sublayer.pre_norm)
         for op in sublayer.ops:
             for weight in _first_maps(op):
-                size = weight.float().square().mean().sqrt().item()
-                if size:
-                    yield entering * size
+                size = weight.float().square().mean().sqrt()
+                yield torch.where(size == 0, math.inf, entering * size)  # of which nothing is lost
         if sublayer.post_norm is not None:
             norm = norm * _gain(sublayer.post_norm)
             yield norm / root

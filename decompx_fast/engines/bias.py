@@ -69,7 +69,7 @@ def shares_by_weights(weights: Tensor, u: Tensor, rule: str, shard: Shard | None
     # The sum of weights may leave the range that each is in; their size does not matter.
     weights, _ = _to_size_one(weights)
     total = weights.sum(-1, keepdim=True)
-    if bool((total == 0).any()):
+    if u.device.type != "cpu" or bool((total == 0).any()):  # to wait for a GPU takes longer than to compute it
         nonzero = (u != 0).any(-1).to(weights.dtype)
         nonzero = torch.where(nonzero.sum(-1, keepdim=True) == 0, torch.ones_like(nonzero), nonzero)
         weights = torch.where(total == 0, nonzero, weights)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -24,9 +25,10 @@ WIDER = {
 SMALL = 1 << 20
 
 
-def is_finite(x: Tensor) -> bool:
-    """Whether a tensor holds neither NaN nor infinity; in one pass, without a copy."""
-    return not x.numel() or all(math.isfinite(end.item()) for end in x.aminmax())
+def is_finite(*tensors: Tensor) -> bool:
+    """Whether tensors on one device hold neither NaN nor infinity; in one pass, without a copy, and in one look."""
+    ends = [_ends(x) for x in tensors if x.numel()]
+    return not ends or all(map(math.isfinite, torch.cat(ends).tolist()))
 
 
 def finite(result: Attribution, dtype: torch.dtype) -> Attribution:
@@ -39,28 +41,19 @@ def finite(result: Attribution, dtype: torch.dtype) -> Attribution:
     Raises:
         NumericalError: names what is not finite, and a wider dtype.
     """
-    alike: dict[object, list[tuple[str, Tensor]]] = {}
-    for name, values in _parts(result):
-        alike.setdefault((values.shape[1:], values.dtype, values.device), []).append((name, values))
+    alike: dict[object, list[Tensor]] = {}
+    for _, values in _parts(result):
+        alike.setdefault((values.shape[1:], values.dtype, values.device), []).append(values)
+    looked_at: dict[torch.device, list[Tensor]] = {}
     for parts in alike.values():
         # Sites and components are many and small: looked at together, and apart only to tell which of them it is.
-        many = len(parts) > 1 and sum(values.numel() for _, values in parts) <= SMALL
-        if many and is_finite(torch.cat([values for _, values in parts])):
-            continue
-        for name, values in parts:
+        many = len(parts) > 1 and sum(values.numel() for values in parts) <= SMALL
+        looked_at.setdefault(parts[0].device, []).extend([torch.cat(parts)] if many else parts)
+    if not all(is_finite(*parts) for parts in looked_at.values()):
+        for name, values in _parts(result):
             if not is_finite(values):
                 raise NumericalError(_beyond(name, dtype))
     return result
-
-
-def finite_state(x: Tensor, index: int) -> None:
-    """Look at the decomposed state after a layer where overflow is likely, so that no time is spent on what is lost.
-
-    Raises:
-        NumericalError: names the layer, and a wider dtype.
-    """
-    if x.dtype == torch.float16 and not is_finite(x):
-        raise NumericalError(_beyond(f"the vectors after layer {index}", x.dtype))
 
 
 def check_embedding(embedding: Tensor, dtype: torch.dtype) -> None:
@@ -69,38 +62,87 @@ def check_embedding(embedding: Tensor, dtype: torch.dtype) -> None:
     Raises:
         NumericalError: if the embedding is beyond the range of the dtype.
     """
-    if _largest(embedding) > torch.finfo(dtype).max:
+    if _size(_ends(embedding).tolist()) > torch.finfo(dtype).max:
         raise NumericalError(_beyond("the output of the embedding", dtype))
 
 
-def check_layer(layer: LinearizedLayer, dtype: torch.dtype) -> None:
-    """Whether the decomposition of a layer will leave the range of a dtype, from the true values of the model.
+class RangeWatch:
+    """Whether the decomposition leaves the range of a dtype, layer by layer.
 
-    The vectors of the sources add up to the true value, so where that is beyond the range they probably are, though
-    they need not be: a warning. A weight beyond the range is infinite from the start: an error.
+    On a CPU that is told at once, so that no time is spent on what is lost; elsewhere :meth:`settle` tells it in the
+    end, so that no layer waits for the device.
 
     Args:
-        layer: in a wider dtype.
         dtype: of the decomposed state.
-
-    Raises:
-        NumericalError: for a weight beyond the range.
     """
-    limit = torch.finfo(dtype).max
-    # bfloat16 ends half a per cent below float32: what lies between shows in the results, and every weight need not be
-    # read for it.
-    if limit >= 0.99 * torch.finfo(layer.input.dtype).max:
-        return
-    for name, weight in _weights(layer):
-        if _largest(weight) > limit:
-            raise NumericalError(_beyond(f"{name} in layer {layer.index}", dtype))
-    name, size = max(((name, _largest(value)) for name, value in _true_values(layer)), key=lambda pair: pair[1])
-    if size > limit:
-        warn_user(
-            f"{name} of layer {layer.index} reaches {size:.1e}, and {_name(dtype)} ends at {limit:.1e}: the "
-            f"explanation will probably overflow. Use {WIDER[dtype]}",
-            PrecisionWarning,
-        )
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+        self._limit = torch.finfo(dtype).max
+        self._waiting: list[tuple[Tensor, Callable[[list[float]], None]]] = []
+
+    def layer(self, layer: LinearizedLayer) -> None:
+        """What the true values of the model say of a layer, which is in a wider dtype.
+
+        The vectors of the sources add up to the true value, so where that is beyond the range they probably are, though
+        they need not be: a warning. A weight beyond the range is infinite from the start: an error.
+
+        Raises:
+            NumericalError: for a weight beyond the range.
+        """
+        # bfloat16 ends half a per cent below float32: what lies between shows in the results, and every weight need not
+        # be read for it.
+        if self._limit >= 0.99 * torch.finfo(layer.input.dtype).max:
+            return
+        weights, values = list(_weights(layer)), list(_true_values(layer))
+        names = [name for name, _ in (*weights, *values)]
+        ends = torch.cat([_ends(x) for _, x in (*weights, *values)])
+        self._look(ends, partial(self._judge_layer, layer.index, names, len(weights)))
+
+    def state(self, x: Tensor, index: int) -> None:
+        """The decomposed state after a layer, where overflow is likely.
+
+        Raises:
+            NumericalError: names the layer, and a wider dtype.
+        """
+        if x.dtype == torch.float16 and x.numel():
+            self._look(_ends(x), partial(self._judge_state, index))
+
+    def settle(self) -> None:
+        """Tell what has not been told.
+
+        Raises:
+            NumericalError: as above.
+        """
+        waiting, self._waiting = self._waiting, []
+        if waiting:
+            found = iter(torch.cat([ends for ends, _ in waiting]).tolist())
+            for ends, judge in waiting:
+                judge([next(found) for _ in range(len(ends))])
+
+    def _look(self, ends: Tensor, judge: Callable[[list[float]], None]) -> None:
+        if ends.device.type == "cpu":
+            judge(ends.tolist())
+        else:
+            self._waiting.append((ends, judge))
+
+    def _judge_layer(self, index: int, names: list[str], n_weights: int, ends: list[float]) -> None:
+        sizes = [_size(ends[2 * n : 2 * n + 2]) for n in range(len(names))]
+        for name, size in zip(names[:n_weights], sizes[:n_weights], strict=True):
+            if size > self._limit:
+                raise NumericalError(_beyond(f"{name} in layer {index}", self._dtype))
+        values = zip(names[n_weights:], sizes[n_weights:], strict=True)
+        name, size = max(values, key=lambda pair: pair[1])
+        if size > self._limit:
+            warn_user(
+                f"{name} of layer {index} reaches {size:.1e}, and {_name(self._dtype)} ends at {self._limit:.1e}: the "
+                f"explanation will probably overflow. Use {WIDER[self._dtype]}",
+                PrecisionWarning,
+            )
+
+    def _judge_state(self, index: int, ends: list[float]) -> None:
+        if not all(map(math.isfinite, ends)):
+            raise NumericalError(_beyond(f"the vectors after layer {index}", self._dtype))
 
 
 def _parts(result: Attribution) -> Iterator[tuple[str, Tensor]]:
@@ -126,9 +168,14 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _largest(x: Tensor) -> float:
-    low, high = x.aminmax()
-    return max(-low.item(), high.item())
+def _ends(x: Tensor) -> Tensor:
+    """``[2]`` float64, the least and the largest number."""
+    return torch.stack(x.aminmax()).double()
+
+
+def _size(ends: list[float]) -> float:
+    low, high = ends
+    return max(-low, high)
 
 
 def _weights(layer: LinearizedLayer) -> Iterator[tuple[str, Tensor]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from .adjoint.plan import AdjointPlan
 from .forward.plan import Plan
@@ -12,10 +12,34 @@ from .plan_text import PlanOfParts, gib
 
 
 @dataclass(frozen=True, repr=False)
+class PassPlan(AdjointPlan):
+    """What the model's own pass costs, of which nothing is explained."""
+
+    @classmethod
+    def of(cls, plan: AdjointPlan) -> PassPlan:
+        """The pass that an explanation by the adjoint engine begins with."""
+        return cls(*(getattr(plan, one.name) for one in fields(plan)))
+
+    @property
+    def peak_bytes(self) -> int:
+        """Of a network, what is before and after its activation; or of an attention that forms its weights, these
+        before and after the softmax."""
+        s, item = self.shape, self.dtype.itemsize
+        states = self._positions * s.d * item
+        attention = (4 * self._positions * s.heads * s.head_size + 2 * self.batch * s.heads * self.n**2) * item
+        return max(2 * self._hidden_bytes + 3 * states, attention + 2 * states)
+
+    @property
+    def flops(self) -> Mapping[str, int]:
+        return {name: of for name, of in super().flops.items() if name in ("forward pass", "vocabulary")}
+
+
+@dataclass(frozen=True, repr=False)
 class PathPlan(PlanOfParts):
     """What scores along paths will cost.
 
-    A version has as many tokens as the text, and fewer with ``baseline="remove"``: then it is the most that is needed.
+    In a search the model is run on versions and they are not explained: their plans are :class:`PassPlan` then. A
+    version has as many tokens as the text, and fewer with ``baseline="remove"``: then it is the most that is needed.
 
     Attributes:
         whole: the plan of the texts themselves, token by token.
@@ -88,6 +112,7 @@ def _flops_of_one(part: Plan | AdjointPlan) -> int:
 
 
 def _part(count: int, part: Plan | AdjointPlan) -> str:
-    engine = "forward" if isinstance(part, Plan) else "adjoint"
+    engine = "forward engine" if isinstance(part, Plan) else "adjoint engine"
+    by = "model alone" if isinstance(part, PassPlan) else engine
     together = "" if _batch(part) >= count else f", {_batch(part)} at once"
-    return f"{count:,}{together}, by the {engine} engine"
+    return f"{count:,}{together}, by the {by}"

@@ -46,9 +46,11 @@ class Reach:
         return cls(i, i)
 
     @classmethod
-    def at_start(cls, linearization: Linearization, layer: int = 0) -> Reach:
-        """The same where the layers begin among which is this one: a model's, an encoder's or a decoder's."""
-        encoder, own = linearization.encoder, cls.own(linearization.embedding.shape[1], linearization.embedding.device)
+    def at_start(cls, linearization: Linearization, layer: int = 0, device: torch.device | None = None) -> Reach:
+        """The same where the layers begin among which is this one: a model's, an encoder's or a decoder's; on a device,
+        or where the model is."""
+        n, here = linearization.embedding.shape[1], linearization.embedding.device
+        encoder, own = linearization.encoder, cls.own(n, here if device is None else device)
         if encoder is None:
             return own
         part = encoder.part(layer)

@@ -30,7 +30,7 @@ from ..linearize.layer import (
 from .accuracy import Conditioning, model_dtype_of
 from .attribution import Attribution
 from .bias import Rule, safe_norm
-from .dtype_range import check_embedding, check_layer, finite, finite_state
+from .dtype_range import RangeWatch, check_embedding, finite
 from .head import through_head
 from .reach import active_ops
 from .terms import Terms, close, head_for, layer_weights_of
@@ -79,6 +79,7 @@ def attribute(
     """
     trace = _Trace(config)
     dtype = dtype or linearization.embedding.dtype
+    watch = RangeWatch(dtype)
     check_embedding(linearization.embedding, dtype)
     conditioning = Conditioning(dtype, config.bias, model_dtype_of(linearization))
     vectors = config.aggregation == "vector"
@@ -93,14 +94,14 @@ def attribute(
         if encoder is not None and layer.index == encoder.layers:
             walk.start_decoder(x)
             x = start[:, encoder.part(layer.index)]
-        check_layer(layer, dtype)
+        watch.layer(layer)
         conditioning.note(layer, x)
         first = layer.starts or not vectors
         if not vectors:
             x = _one_vector_per_source(layer.input.to(dtype), sources)
             walk.start()
         x = _layer(x, layer, config, trace, walk, first=first)
-        finite_state(x, layer.index)
+        watch.state(x, layer.index)
         if mixed is not None and weights is not None:
             mixed = mixed + weights[layer.index + 1].to(dtype) * x
         trace.keep("encoder", layer.index, x)
@@ -114,6 +115,7 @@ def attribute(
         if not vectors or layer.index == linearization.num_layers - 1:
             gap = torch.maximum(gap, (x.sum(2) - layer.output).abs().amax((1, 2)).double())
         last = layer
+    watch.settle()
     head = head_for(linearization, last.output, terms)
     if config.head:
         result = _attribute_head(x if mixed is None else mixed, head, linearization, config, terms, trace, walk)

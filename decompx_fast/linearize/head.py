@@ -124,10 +124,10 @@ class Head:
     @functools.cached_property
     def positions(self) -> tuple[int, ...]:
         """The positions that are read of any item of the batch, in their order."""
-        rows = self.reading.rows
-        if rows is None:
+        found = self.reading.positions
+        if found is None:
             return tuple(sorted({i for start, stop in self.reading.spans(self.n) for i in range(start, stop)}))
-        return tuple(sorted(set(rows.flatten().tolist())))
+        return found
 
     @property
     def position(self) -> int:

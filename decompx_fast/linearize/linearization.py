@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import Literal
@@ -82,6 +82,7 @@ class HuggingFaceLinearization(Recomputed):
         self._run = run
         self._dtype = dtype
         self.max_gap = 0.0
+        self._gaps: list[tuple[str, Tensor]] = []  # not yet looked at
 
     def layers(self) -> Iterator[LinearizedLayer]:
         """Yield the layers in order; each is checked against the model's own hidden state.
@@ -90,33 +91,35 @@ class HuggingFaceLinearization(Recomputed):
             UnsupportedModelError: names the layer and the gap.
         """
         record = self._record
-        for layer in self._stream(_nothing if record is None else record.layer):
+        for layer in self._stream({} if record is None else record.known()):
             yield layer if layer.complete else self.restore(layer)
 
     def take_layers(self) -> Iterator[LinearizedLayer]:
         """The same once more at most, as far as they were recorded: then they may be without their constants."""
         record, self._record = self._record, None
         held = {} if record is None else record.take()
-        yield from self._stream(lambda index: held.pop(index, None))
+        yield from self._stream(held)
 
-    def _stream(self, recorded_layer: Callable[[int], _Recorded | None]) -> Iterator[LinearizedLayer]:
+    def _stream(self, held: dict[int, _Recorded]) -> Iterator[LinearizedLayer]:
+        """The layers, of which those that were recorded are taken from what is held, and held no longer."""
         x = self._start(0)
         for index in range(self.num_layers):
-            x, recorded = self._before(index, x), recorded_layer(index)
+            x, recorded = self._before(index, x), held.pop(index, None)
             if recorded is None:
                 layer = self._layer(index, x)
                 self._check(layer.output, self._run.states[index + 1], f"layer {index}", self._size_of_rows(index + 1))
             else:
-                layer, gap = recorded
-                self.max_gap = max(self.max_gap, gap)
+                layer, recorded_gap = recorded
+                self.max_gap = max(self.max_gap, recorded_gap)
             yield layer
             x = layer.output
+        self._settle()
 
     @property
     def recorded_layers(self) -> tuple[int, ...]:
         """The layers that were made of what the model multiplied, are still held, and were not modified since."""
         record = self._record
-        return () if record is None else tuple(n for n in range(self.num_layers) if record.layer(n) is not None)
+        return () if record is None else tuple(sorted(record.known()))
 
     @property
     def model_dtype(self) -> torch.dtype:
@@ -150,6 +153,7 @@ class HuggingFaceLinearization(Recomputed):
             ours, reading = head.steps[-1].output, replace(head.reading, outputs=None)
         ours, size = reading.together(ours), reading.together(size)
         self._check(ours, self._values.at(reading, ours.dtype), "the head", size)
+        self._settle()
         return head
 
     def _size_of_rows(self, number: int) -> Tensor | None:
@@ -168,26 +172,33 @@ class HuggingFaceLinearization(Recomputed):
     def _check(self, ours: Tensor, theirs: Tensor, where: str, size: Tensor | None = None) -> None:
         theirs = theirs.to(ours.dtype)
         size = theirs.norm(dim=-1) if size is None else size
-        gap = ((ours - theirs).norm(dim=-1) / size.clamp_min(torch.finfo(ours.dtype).tiny)).max().item()
+        gap = ((ours - theirs).norm(dim=-1) / size.clamp_min(torch.finfo(ours.dtype).tiny)).max()
+        self._gaps.append((where, gap))
+        if gap.device.type == "cpu":
+            self._settle()
+
+    def _settle(self) -> None:
+        """Look at the gaps that have not been looked at: on a CPU at once, elsewhere all in the end, so that no layer
+        waits for the device."""
+        waiting, self._gaps = self._gaps, []
+        if not waiting:
+            return
         tolerance = self._tolerance()
-        if not gap <= tolerance:
-            raise UnsupportedModelError(
-                f"{where} does not compute what its architecture says: recomputed from its weights it differs by "
-                f"{gap:.1e} of its size (accepted: {tolerance:.0e} in {self.model_dtype}). A module was probably "
-                "replaced, hooked or patched, or trained meanwhile; this model cannot be explained exactly, so it is "
-                "refused"
-            )
-        self.max_gap = max(self.max_gap, gap)
+        for (where, _), gap in zip(waiting, torch.stack([gap.double() for _, gap in waiting]).tolist(), strict=True):
+            if not gap <= tolerance:
+                raise UnsupportedModelError(
+                    f"{where} does not compute what its architecture says: recomputed from its weights it differs by "
+                    f"{gap:.1e} of its size (accepted: {tolerance:.0e} in {self.model_dtype}). A module was probably "
+                    "replaced, hooked or patched, or trained meanwhile; this model cannot be explained exactly, so it "
+                    "is refused"
+                )
+            self.max_gap = max(self.max_gap, gap)
 
     def _tolerance(self) -> float:
         dtypes = (self._run.states[0].dtype, self._dtype, *([torch.float32] if self._spec.in_float32 else []))
         tolerance = max(TOLERANCE[dtype] for dtype in dtypes)
         tf32 = self.embedding.is_cuda and torch.get_float32_matmul_precision() != "highest"
         return max(tolerance, TF32_TOLERANCE) if tf32 and torch.float32 in dtypes else tolerance
-
-
-def _nothing(_index: int) -> None:
-    """No layer was recorded."""
 
 
 def own_read(spec: ModelSpec, inputs: Mapping[str, Tensor]) -> Read:

@@ -126,9 +126,6 @@ class _Mark:
     version: int
     sketch: Tensor
 
-    def holds(self) -> bool:
-        return bool(_holding([self]))
-
 
 @dataclass(frozen=True)
 class _Held:
@@ -137,14 +134,11 @@ class _Held:
     layer: LinearizedLayer
     marks: tuple[_Mark, _Mark]
     versions: tuple[tuple[Tensor, int], ...]
-    gap: float
+    gap: Tensor  # a number on the device
 
     @property
     def versions_hold(self) -> bool:
         return all(tensor._version == version for tensor, version in self.versions)
-
-    def holds(self) -> bool:
-        return self.versions_hold and all(mark.holds() for mark in self.marks)
 
 
 class Record:
@@ -207,11 +201,10 @@ class Record:
         if not steps.sketches:  # it multiplies nothing, so that nothing of it is known already
             return
         # All products of the layer at once: what takes time here is the number of operations, not their size.
-        gap = torch.maximum(_product_gap(steps.sketches), row_gap(layer.output, state)).item()
+        gap = torch.maximum(_product_gap(steps.sketches), row_gap(layer.output, state))
         self._last_mark = _Mark(state, state._version, _sketch(state))
-        if not gap <= STEP_TOLERANCE[x.dtype]:
-            _forget(self._layers[index])
-            return
+        if gap.device.type == "cpu" and not self._accepts(index, gap.item(), x.dtype):
+            return  # elsewhere it is looked at when the layers are asked for, and no layer waits for the device
         if mark is None or mark.state is not x:
             mark = _Mark(x, x._version, _sketch(x))
         # The state is the model's own, so that the next layer is checked on what it was given.
@@ -220,20 +213,32 @@ class Record:
         versions = tuple((tensor, tensor._version) for tensor in counted if not tensor.is_meta)
         self._held[index] = _Held(layer, (mark, self._last_mark), versions, gap)
 
-    def layer(self, index: int) -> tuple[LinearizedLayer, float] | None:
-        """The layer and the largest gap of its steps; ``None`` if it was not recorded, or was modified since."""
-        held = self._held.get(index)
-        return (held.layer, held.gap) if held is not None and held.holds() else None
+    def _accepts(self, index: int, gap: float, dtype: torch.dtype) -> bool:
+        """Whether the steps of a layer are close enough to what they should be."""
+        if gap <= STEP_TOLERANCE[dtype]:
+            return True
+        _forget(self._layers[index])
+        return False
+
+    def known(self) -> dict[int, tuple[LinearizedLayer, float]]:
+        """The layers that were recorded and not modified since, by their numbers, and the largest gap of the steps of
+        each; all are looked at together."""
+        if not self._held:
+            return {}
+        good = _holding([*{id(mark): mark for one in self._held.values() for mark in one.marks}.values()])
+        gaps = torch.stack([one.gap.double() for one in self._held.values()]).tolist()
+        return {
+            index: (one.layer, gap)
+            for (index, one), gap in zip(self._held.items(), gaps, strict=True)
+            if one.versions_hold
+            and all(id(mark) in good for mark in one.marks)
+            and self._accepts(index, gap, one.layer.input.dtype)
+        }
 
     def take(self) -> dict[int, tuple[LinearizedLayer, float]]:
-        """All that :meth:`layer` gives, by the layers' numbers, looked at together; they are held here no longer."""
-        held, self._held = self._held, {}
-        good = _holding([*{id(mark): mark for one in held.values() for mark in one.marks}.values()])
-        return {
-            index: (one.layer, one.gap)
-            for index, one in held.items()
-            if one.versions_hold and all(id(mark) in good for mark in one.marks)
-        }
+        """The same; they are held here no longer."""
+        known, self._held = self.known(), {}
+        return known
 
 
 def _placed(y: Tensor, shape: torch.Size) -> Tensor | None:

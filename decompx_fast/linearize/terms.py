@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -118,6 +119,11 @@ class Reading:
     slots: Tensor | None = None
     ranges: tuple[tuple[int, int | None], ...] = ((0, None),)
     averaged: bool = False
+
+    @cached_property
+    def positions(self) -> tuple[int, ...] | None:
+        """The rows of any item, on the host, in their order; ``None``: means of ranges are read."""
+        return None if self.rows is None else tuple(sorted(set(self.rows.flatten().tolist())))
 
     def spans(self, n: int) -> list[tuple[int, int]]:
         """The ranges of ``n`` positions, each with its end."""

@@ -5,6 +5,7 @@ computes the dots by other means may too.
 """
 
 import contextlib
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Literal
 
@@ -46,13 +47,17 @@ def bias_shares(dots: Tensor, *, rule: Rule = "absdot", nonzero: Tensor | None =
     return _normalised(weights, torch.ones_like(dots, dtype=torch.bool) if nonzero is None else nonzero)
 
 
-def vector_shares(u: Tensor, bias: Tensor | None, *, rule: Rule = "absdot") -> Tensor:
+def vector_shares(
+    u: Tensor, bias: Tensor | None, *, rule: Rule = "absdot", look: Callable[[Tensor], bool] | None = None
+) -> Tensor:
     """The share of each source from the vectors themselves, for every rule but ``"none"``.
 
     Args:
         u: ``[b, i, k, d]``, the vectors before the bias is added; float32 or float64.
         bias: ``[d]`` or ``[b, i, d]``; read by the rules that use dots.
         rule: any of ``absdot``, ``dot``, ``abssim``, ``norm``, ``equal``, ``cls``.
+        look: told where all weights are zero, ``[b, i]``, whether it is to be found out which vectors are zero.
+            ``None``: on a CPU if they are anywhere; elsewhere always, which takes less time than waiting for a GPU.
 
     Returns:
         ``[b, i, k]``, adding up to one over ``k``; dtype of ``u``.
@@ -77,10 +82,13 @@ def vector_shares(u: Tensor, bias: Tensor | None, *, rule: Rule = "absdot") -> T
         weights = weights if rule == "dot" else weights.abs()
     else:
         raise InputError(f"vector_shares: `rule` is {rule!r}; allowed: {', '.join(RULES)}, but not 'none'")
-    empty = weights.sum(-1) == 0
     # Zero sums are rare, and telling zero vectors costs another read of the state: only then.
-    nonzero = nonzero_sources(u) if bool(empty.any()) else torch.ones_like(weights, dtype=torch.bool)
-    return _normalised(weights, nonzero)
+    tell = (look or _any_here)(weights.sum(-1) == 0)
+    return _normalised(weights, nonzero_sources(u) if tell else torch.ones_like(weights, dtype=torch.bool))
+
+
+def _any_here(flags: Tensor) -> bool:
+    return flags.device.type != "cpu" or bool(flags.any())
 
 
 def vector_dots(u: Tensor, bias: Tensor) -> Tensor:

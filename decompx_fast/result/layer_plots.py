@@ -12,6 +12,7 @@ from ..errors import InputError
 from ..optional import import_optional
 from .display import labels_with_blocks, printable
 from .fonts import drawable
+from .plot import check_axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -64,6 +65,15 @@ def component_totals(explanation: Explanation, target: Target = None) -> dict[in
     return {layer: {part: of[part] for part in PARTS if part in of} for layer, of in sorted(found.items())}
 
 
+def bias_totals(explanation: Explanation, target: Target = None) -> dict[int, float]:
+    """What the biases of each layer add to a target, and those of the head (-1), where the engine tells."""
+    column = explanation.column(target)
+    found: dict[int, float] = {}
+    for site in explanation.bias_sites or ():
+        found[site.layer] = found.get(site.layer, 0.0) + float(site.value[column])
+    return found
+
+
 def river(explanation: Explanation, target: Target = None) -> torch.Tensor:
     """What of a target each token's state carries before each layer, and before the last network: ``[layers + 1, k]``.
 
@@ -85,6 +95,21 @@ def river(explanation: Explanation, target: Target = None) -> torch.Tensor:
 
     before = [state(layer, ("attention", "cross_attention", "ffn")) for layer in layers]
     return torch.stack([*before, state(layers[-1], ("ffn", "cross_attention", "attention"))])
+
+
+def river_stripes(explanation: Explanation, target: Target, top: int) -> tuple[list[str], torch.Tensor]:
+    """A river in stripes, ``[stripe, layers + 1]``: the tokens that carry most anywhere, by name, and the rest."""
+    mass, labels = river(explanation, target), labels_with_blocks(explanation)
+    shown = sorted(mass.abs().amax(0).topk(min(top, mass.shape[1])).indices.tolist())
+    others = [k for k in range(mass.shape[1]) if k not in shown]
+    names = [f"{labels[k]} #{k}" for k in shown] + ([f"{len(others)} others"] if others else [])
+    stripes = [mass[:, k] for k in shown] + ([mass[:, others].sum(1)] if others else [])
+    return names, torch.stack(stripes)
+
+
+def river_places(count: int) -> list[str]:
+    """Where a river of so many states is looked at."""
+    return ["input", *(f"layer {layer}" for layer in range(1, count - 1)), "head"]
 
 
 def plot_layers(explanation: Explanation, stage: str = "encoder", *, columns: int = 3) -> Figure:
@@ -136,10 +161,9 @@ def plot_components(explanation: Explanation, ax: Axes | None = None, *, target:
         InputError: if the engine does not tell.
         MissingPackageError: if matplotlib is not installed.
     """
+    check_axes(ax)
     totals, column = component_totals(explanation, target), explanation.column(target)
-    biases: dict[int, float] = {}
-    for site in explanation.bias_sites or ():
-        biases[site.layer] = biases.get(site.layer, 0.0) + float(site.value[column])
+    biases = bias_totals(explanation, target)
     ax = ax or _axes("plot_components()", (6.4, 1.2 + 0.3 * (len(totals) + (-1 in biases))))
     colours = {part: f"C{n}" for n, part in enumerate(PARTS)}
     seen: set[str] = set()
@@ -188,26 +212,21 @@ def plot_river(
         InputError: if the engine does not tell, or for ``top`` below 1.
         MissingPackageError: if matplotlib is not installed.
     """
+    check_axes(ax)
     if top < 1:
         raise InputError(f"top must be 1 or more, got {top}.")
-    mass, column = river(explanation, target), explanation.column(target)
-    labels = labels_with_blocks(explanation)
-    shown = sorted(mass.abs().amax(0).topk(min(top, mass.shape[1])).indices.tolist())
-    others = [k for k in range(mass.shape[1]) if k not in shown]
-    names = [f"{labels[k]} #{k}" for k in shown] + ([f"{len(others)} others"] if others else [])
-    stripes = [mass[:, k] for k in shown] + ([mass[:, others].sum(1)] if others else [])
+    column = explanation.column(target)
+    names, stripes = river_stripes(explanation, target, top)
     texts, families = drawable(names)
     ax = ax or _axes("plot_river()", (7.2, 4.0))
     assert ax is not None
-    steps = range(mass.shape[0])
-    colours = [f"C{n % 10}" for n in range(len(shown))] + ["0.8"]
-    values = torch.stack(stripes).numpy()
+    steps = range(stripes.shape[1])
+    colours = [f"C{n % 10}" for n in range(min(top, len(names)))] + ["0.8"]
+    values = stripes.numpy()
     handles = ax.stackplot(steps, values.clip(min=0), colors=colours, labels=texts, linewidth=0.4, edgecolor="white")
     ax.stackplot(steps, values.clip(max=0), colors=colours, linewidth=0.4, edgecolor="white")
     ax.axhline(0.0, color="0.4", linewidth=0.8)
-    ax.set_xticks(
-        steps, ["input", *(f"layer {layer}" for layer in range(1, mass.shape[0] - 1)), "head"], rotation=45, ha="right"
-    )
+    ax.set_xticks(steps, river_places(len(steps)), rotation=45, ha="right")
     ax.set_ylabel(f"of {printable(explanation.targets[column])}", parse_math=False)
     ax.legend(
         handles,

@@ -13,7 +13,7 @@ from ..errors import InputError
 from .blocks import ENCODER_SOURCES, encoder_sources
 from .display import plural
 from .explanation import Explanation
-from .kinds import Target
+from .kinds import FOCUS, Target
 from .pair import PairExplanation, PairSide
 from .tokens import readable_tokens
 from .words import NO_PLACES, Span, TokenGroup, group_by_number, group_by_word
@@ -55,7 +55,7 @@ def merge_words(explanation: Explanation) -> Explanation:
         source_unit="word",
         stages={},
         word_ids=None,
-        metadata=_with_blocks(explanation, [group.positions for group in groups]),
+        metadata=_with_places(explanation, groups, word_of_token.tolist()),
     )
 
 
@@ -68,12 +68,16 @@ def _word_of_token(groups: Sequence[TokenGroup], count: int) -> torch.Tensor:
     return torch.tensor(found)
 
 
-def _with_blocks(explanation: Explanation, groups: Sequence[Sequence[int]]) -> Mapping[str, Any]:
-    """The metadata, with the number of groups of tokens that are an encoder's in place of that of its tokens."""
-    count = encoder_sources(explanation)
-    if count is None:
-        return explanation.metadata
-    return {**explanation.metadata, ENCODER_SOURCES: sum(group[0] < count for group in groups)}
+def _with_places(
+    explanation: Explanation, groups: Sequence[TokenGroup], word_of_token: Sequence[int]
+) -> Mapping[str, Any]:
+    """The metadata, with words in place of tokens: how many are an encoder's, and in which the tokens in focus are."""
+    found, count, focus = dict(explanation.metadata), encoder_sources(explanation), explanation.metadata.get(FOCUS)
+    if count is not None:
+        found[ENCODER_SOURCES] = sum(group.positions[0] < count for group in groups)
+    if focus is not None:
+        found[FOCUS] = {**focus, "sources": [word_of_token[k] for k in focus["sources"]]}
+    return found
 
 
 def single_column(explanation: Explanation, output: Target) -> Explanation:

@@ -184,10 +184,22 @@ def _html_view(explanation: Explanation, target: Target) -> dict[str, Any]:
         "is_cut": any(abs(score) > largest for score in all_scores if math.isfinite(score)),
         "cut": sinks_named(explanation),
         "tabs": tabs,
+        "heads": {} if tabs or len(explanation.targets) == 1 else _heads(explanation),
         "table": _html_table(explanation, column, labels),
         "layers": layer_view(explanation, column),
         "made": _made_with(explanation),
     }
+
+
+def _heads(explanation: Explanation) -> dict[str, list[Any]]:
+    """What is said above the text of each target, by its name: of which a page's script shows the chosen one's."""
+    heads = {}
+    for column, name in enumerate(explanation.targets):
+        totals = account(explanation, column)
+        value, source_sum, apart = totals.written()
+        said = ", ".join([f"{plural(explanation.source_unit)} {source_sum}", *([apart] if apart else [])])
+        heads[printable(name)] = [f"{totals.value_name} {value}", said, totals.status, totals.extent, totals.is_sound]
+    return heads
 
 
 def _tabs(explanation: Explanation) -> list[dict[str, Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.cells import cell_len
 
@@ -35,6 +35,16 @@ class _Bar(NamedTuple):
     is_sum: bool
 
 
+def check_axes(ax: Any) -> None:
+    """Refuse what is not to be drawn on, such as the name of a target.
+
+    Raises:
+        InputError: saying what was meant.
+    """
+    if ax is not None and not hasattr(ax, "barh"):
+        raise InputError(f"ax must be the Axes of matplotlib to draw on, got {ax!r}: a target is target={ax!r}.")
+
+
 def plot(
     explanation: Explanation, ax: Axes | None = None, *, target: Target = None, top: int | None = MAX_BARS
 ) -> Axes:
@@ -54,8 +64,9 @@ def plot(
 
     Raises:
         MissingPackageError: if matplotlib is not installed.
-        InputError: if ``top`` is below 1.
+        InputError: if ``top`` is below 1, or ``ax`` is not to be drawn on.
     """
+    check_axes(ax)
     if top is not None and top < 1:
         raise InputError(f"top must be 1 or more, or None for all, got {top}.")
     pyplot = import_optional("matplotlib.pyplot", "Explanation.plot()") if ax is None else None

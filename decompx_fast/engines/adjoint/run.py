@@ -252,9 +252,11 @@ def _pull_head(tape: Tape, g: Tensor, config: DecompXConfig, ledger: Ledger) -> 
         return _spread_means(g, head.reading.spans(head.n), first, end), slice(first, end)
     if rows.shape[1] > 1:  # of the rows of all directions, those of these
         asked = (g != 0).any(-1).flatten(0, 1).any(0)  # [r]
-        if bool(asked.any()):
-            g, rows = g[:, :, asked], rows[:, asked.to(rows.device)]
-    first, end = int(rows.amin()), int(rows.amax()) + 1
+        kept = [row for row, is_asked in enumerate(asked.tolist()) if is_asked]
+        if 0 < len(kept) < len(asked):
+            g, rows = g[:, :, kept], rows[:, kept]
+    first, last = torch.stack(rows.aminmax()).tolist()
+    end = last + 1
     if end - first == g.shape[2] == 1:
         return g, slice(first, end)
     spread = g.new_zeros(*g.shape[:2], end - first, g.shape[3])

@@ -44,8 +44,8 @@ def check_positions(positions: Sequence[int], n: int) -> tuple[int, ...]:
     return tuple(position % n for position in positions)
 
 
-def count_sources(sources: Tensor, b: int, n: int) -> int:
-    """How many sources there are.
+def sources_of_tokens(sources: Tensor, b: int, n: int) -> list[list[int]]:
+    """The source of each token, on the host.
 
     Raises:
         InputError: if they are not numbered.
@@ -55,6 +55,7 @@ def count_sources(sources: Tensor, b: int, n: int) -> int:
             f"sources must be integers of the shape [{b}, {n}], one for each token, got {sources.dtype} "
             f"{list(sources.shape)}"
         )
-    if int(sources.min()) < 0:
-        raise InputError(f"sources are numbered from 0, got {int(sources.min())}")
-    return int(sources.max()) + 1
+    found: list[list[int]] = sources.tolist()
+    if min(map(min, found)) < 0:
+        raise InputError(f"sources are numbered from 0, got {min(map(min, found))}")
+    return found

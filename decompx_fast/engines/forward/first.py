@@ -10,6 +10,7 @@ from torch import Tensor
 from ...config import DecompXConfig
 from ...linearize.layer import Attention, Norm
 from ..blocks import matmul
+from ..doubts import Doubts
 from .attention import pending_of, remaining_bias
 from .mixing import AlphaBlock, Mixing
 from .sharing import PendingBias
@@ -69,7 +70,7 @@ def attend_first(
 
 
 def first_input(
-    embedding: Tensor, exact: Tensor, norm: Norm | None, op: Attention, config: DecompXConfig
+    embedding: Tensor, exact: Tensor, norm: Norm | None, op: Attention, config: DecompXConfig, doubts: Doubts
 ) -> tuple[Tensor, Tensor | None] | None:
     """What the first attention reads where each token's vector is its own source's alone, ``[b, j, d]``, and what one
     source has at every position beside it; ``None`` where a token has no vector, so that all sources share the bias, or
@@ -80,6 +81,7 @@ def first_input(
         norm: before the attention.
         op: the attention.
         config: the options.
+        doubts: what this run takes for granted on a GPU.
     """
     if norm is None:
         return embedding, None
@@ -90,7 +92,7 @@ def first_input(
         if op.pattern.sink is not None:
             return None
         return u.to(embedding.dtype), norm.bias.to(embedding.dtype)
-    empty = config.bias != "equal" and bool((u == 0).all(-1).any())
+    empty = config.bias != "equal" and doubts.raised((u == 0).all(-1))
     return None if empty else ((u + norm.bias).to(embedding.dtype), None)
 
 
@@ -128,10 +130,10 @@ def _first_of_groups(out: Tensor, parts: _Parts, w_out: Tensor, own: slice, opti
     mixed, z = options.workspace.take((b, n, width, w_out.shape[0]), (b, n, width, d))
     for number, (values, patterns) in enumerate(parts):
         for rows, columns, alpha in patterns:
-            member = options.member[:, columns]
             for item in range(b):
+                tokens_of = options.tokens_of(item, columns)
                 for group in range(own.start, own.stop):
-                    (tokens,) = torch.nonzero(member[item] == group, as_tuple=True)
+                    tokens = tokens_of.get(group, options.member[item, :0])
                     vectors = values[item, columns][tokens].transpose(0, 1)  # [h, j, v]
                     part = torch.bmm(alpha[item][:, :, tokens], vectors).transpose(0, 1).flatten(1)  # [i, (h v)]
                     place = mixed[item, rows, group - own.start]

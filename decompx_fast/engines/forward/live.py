@@ -60,6 +60,25 @@ def extent_after(sublayer: Sublayer, extent: Reach | None, config: DecompXConfig
 
 
 @dataclass(frozen=True)
+class Seen:
+    """How many sources the tokens up to each have, in any of the inputs.
+
+    Attributes:
+        here: on the host.
+        there: ``[i]``, the same on the device.
+    """
+
+    here: list[int]
+    there: Tensor
+
+    @classmethod
+    def of(cls, member: Tensor, *, grouped: bool) -> Seen:
+        """By the source ``[b, i]`` of each token; ``grouped``: whether that is not always the token itself."""
+        there = member.amax(0).cummax(0).values + 1
+        return cls(there.tolist() if grouped else list(range(1, len(there) + 1)), there)
+
+
+@dataclass(frozen=True)
 class Live:
     """The sources that may have vectors other than zero: at each position the first of all, and perhaps the last.
 
@@ -68,6 +87,7 @@ class Live:
         k: how many sources the state has.
         rule: of the biases; under ``bias_token`` the last source lives everywhere.
         height, width: how many rows, and how many sources, are best taken at once.
+        stops_there: ``[i]``, the stops on the device.
     """
 
     stops: tuple[int, ...]
@@ -75,23 +95,22 @@ class Live:
     rule: str
     height: int
     width: int
+    stops_there: Tensor = field(compare=False)
 
     @classmethod
-    def of(cls, extent: Reach | None, seen: list[int], k: int, rule: str, block: tuple[int, int]) -> Live | None:
+    def of(cls, extent: Reach, reach: Reach, seen: Seen, k: int, rule: str, block: tuple[int, int]) -> Live | None:
         """``None`` where all may.
 
         Args:
-            extent: which tokens reach each position, on the CPU.
-            seen: how many sources the tokens up to each have, in any of the inputs.
+            extent, reach: which tokens reach each position, on the CPU and on the device.
+            seen: how many sources the tokens up to each have.
             k, rule: as above.
             block: height and width.
         """
-        if extent is None:
-            return None
-        stops = [seen[last] for last in extent.last.tolist()]
+        stops = [seen.here[last] for last in extent.last.tolist()]
         if stops[0] >= k - (rule == "bias_token"):
             return None
-        return cls(tuple(stops), k, rule, *block)
+        return cls(tuple(stops), k, rule, *block, stops_there=seen.there[reach.last])
 
     @property
     def _collects(self) -> bool:
@@ -196,12 +215,12 @@ class Leak:
         if block.watched is not None:
             self._note(x[:, :, block.watched])
 
-    def watch_shares(self, shares: Tensor, live: Live) -> None:
-        """Look at the shares of all sources ``[b, i, k]``."""
+    def watch_shares(self, shares: Tensor, live: Live, bias: Tensor) -> None:
+        """Look at the shares of all sources ``[b, i, k]`` in a bias ``[d]`` or ``[b, i, d]``; one of zeros is
+        nobody's."""
         if live.rule in VECTOR_RULES:
-            beyond = torch.tensor([min(stop, live.k - 1) for stop in live.stops], device=shares.device)
-            there = torch.tensor([stop < live.k for stop in live.stops], device=shares.device)
-            at = beyond.expand(len(shares), -1).unsqueeze(-1)
+            there = (live.stops_there < live.k) & (bias != 0).any(-1)
+            at = live.stops_there.clamp_max(live.k - 1).expand(len(shares), -1).unsqueeze(-1)
             self._note(shares.gather(2, at).squeeze(-1) * there)
 
     def _note(self, zeros: Tensor) -> None:

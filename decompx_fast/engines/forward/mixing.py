@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -12,6 +13,7 @@ from ...bias_rules import VECTOR_RULES
 from ...linearize.layer import AttentionPattern
 from ...ops import with_padded_rows
 from ..blocks import Workspace, blocks
+from ..doubts import Doubts
 from ..shard import Shard
 from ..storage import Memory
 from .live import ALIGNED
@@ -34,6 +36,8 @@ class Mixing:
         grouped: whether sources are other than the tokens themselves.
         shard: the part of the sources that is here; ``None``: all are.
         storage: of the states.
+        doubts: what this run takes for granted on a GPU.
+        of_tokens: the same as ``member`` on the host, where sources are groups.
     """
 
     rule: str
@@ -46,6 +50,8 @@ class Mixing:
     grouped: bool
     shard: Shard | None = None
     storage: Memory = field(default_factory=Memory)
+    doubts: Doubts = field(default_factory=Doubts)
+    of_tokens: list[list[int]] = field(default_factory=list)
 
     @property
     def precision(self) -> str:
@@ -55,7 +61,9 @@ class Mixing:
     def collector(self, bias: Tensor | None, z: Tensor) -> ShareCollector | None:
         """Where the rule looks at the vectors of the attention itself, what collects it; ``z`` is ``[b, i, k, d]``."""
         looks = self.rule in VECTOR_RULES and self.variant == "paper"
-        return ShareCollector(bias, self.rule, z, self.backend, self.shard) if looks and bias is not None else None
+        if not looks or bias is None:
+            return None
+        return ShareCollector(bias, self.rule, z, self.backend, self.shard, self.doubts)
 
     @property
     def first_source(self) -> int:
@@ -65,9 +73,23 @@ class Mixing:
     def tokens_here(self, member: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
         """The tokens of ``member`` ``[b, j]`` whose sources are among the ``k`` that are here: their items, their
         places, and these sources."""
+        if self.shard is None:  # all, which is known without a look
+            b, n = member.shape
+            items, tokens = (torch.arange(count, device=member.device) for count in (b, n))
+            return items.repeat_interleave(n), tokens.repeat(b), member.flatten()
         own = member - self.first_source
         items, tokens = torch.nonzero((own >= 0) & (own < k), as_tuple=True)
         return items, tokens, own[items, tokens]
+
+    def tokens_of(self, item: int, columns: slice) -> dict[int, Tensor]:
+        """The tokens of each source among some positions of an input, counted from the first, in their order."""
+        order = self.member[item, columns].argsort(stable=True)
+        counts = Counter(self.of_tokens[item][columns])  # so that nobody waits for how many they are
+        found, start = {}, 0
+        for source in sorted(counts):
+            found[source] = order[start : start + counts[source]]
+            start += counts[source]
+        return found
 
     def owned(self, sources: slice) -> Tensor:
         """``[b, j, k]``, whether a token belongs to each of some sources that are here."""

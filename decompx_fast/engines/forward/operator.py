@@ -270,7 +270,7 @@ class _Weighed:
             found, empty = sharing.shares_by_dots(s)
             shares.append(found)
             undecided |= (empty & self.there[:, m]).any()
-        return None if bool(undecided) else shares
+        return None if sharing.doubts.raised(undecided) else shares
 
 
 def _row(norm: Norm | None, v: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from ...linearize.layer import Attention, Convolution, Linearization, Linearized
 from ...ops.shares import safe_norm
 from ..accuracy import Conditioning, largest_vectors, model_dtype_of
 from ..blocks import Workspace, blocks, wide
-from ..dtype_range import check_layer, finite_state
+from ..dtype_range import RangeWatch
 from ..reach import Reach, equal_shares, reach_after, reach_of_convolution
 from ..shape import form_refusal
 from ..terms import Terms, head_for, layer_weights_of
@@ -29,7 +29,7 @@ from .convolution import Convolved
 from .direct import at_rows, does_nothing
 from .first import attend_first, first_input
 from .layer_sum import LayerSum
-from .live import Leak, Live, extent_after
+from .live import Leak, Live, Seen, extent_after
 from .mixing import Mixing
 from .narrow import apply_narrow, has_narrow
 from .operator import shares_of_layer
@@ -51,6 +51,7 @@ class Propagation:
         held: the positions of the state that are left; ``None``: all.
         whole: whether vectors that must be zero are computed like all others.
         leak: whether, of those that were not, some would not have been zero: then the answer is wrong.
+        range: whether the numbers leave that of the dtype.
     """
 
     linearization: Linearization
@@ -65,16 +66,15 @@ class Propagation:
     whole: bool = False
 
     def __post_init__(self) -> None:
-        self.member = self.mixing.member  # [b, i], of all tokens
-        self.leak = Leak()
+        self.member, self.of_tokens = self.mixing.member, self.mixing.of_tokens  # [b, i], of all tokens
+        self.leak, self.range = Leak(), RangeWatch(self.dtype)
         self.memory: Tensor | None = None
         self.held: tuple[int, ...] | None = None
         self.stages: dict[str, Tensor] = {}
         self.conditioning = Conditioning(self.dtype, self.config.bias, model_dtype_of(self.linearization))
         self.shard, self.storage = self.mixing.shard, self.mixing.storage
         self.cuts = self.plan.costs.cuts and not self.whole
-        # How many sources the tokens so far have.
-        self.seen = (self.member.amax(0).cummax(0).values + 1).tolist() if self.cuts else []
+        self.seen = Seen.of(self.member, grouped=self.mixing.grouped) if self.cuts else None
         self.k = self.plan.costs.k  # of the sources that are here
         self.total = self.k if self.shard is None else self.shard.total
         self._begin(0)
@@ -87,9 +87,10 @@ class Propagation:
         encoder = self.linearization.encoder
         self.own = slice(None) if encoder is None else encoder.part(layer)
         self.embedding = self.linearization.embedding[:, self.own].to(self.dtype)
-        self.mixing = dataclasses.replace(self.mixing, member=self.member[:, self.own])
+        tokens = [sources[self.own] for sources in self.of_tokens]
+        self.mixing = dataclasses.replace(self.mixing, member=self.member[:, self.own], of_tokens=tokens)
         self.reach: Reach | None = Reach.at_start(self.linearization, layer)
-        self.extent = self.reach.to(torch.device("cpu")) if self.cuts else None
+        self.extent = Reach.at_start(self.linearization, layer, torch.device("cpu")) if self.cuts else None
         b, n, d = self.embedding.shape
         self.x = self._whole = self.storage.empty(self.embedding, b, n, self.k, d)
         alone = self.shard is None and not self.storage.in_blocks  # all sources are here, and in memory
@@ -101,10 +102,10 @@ class Propagation:
         encoder = self.linearization.encoder
         if encoder is not None and layer.index == encoder.layers:
             self.memory = widen_(self._whole, self.x, collects=self.sharing.collects)
-            self.memory_live = self._live(self.extent, self.memory)
+            self.memory_live = self._live(self.memory)
             self._begin(layer.index)
             self._put_embedding()
-        check_layer(layer, self.dtype)
+        self.range.layer(layer)
         if layer.starts:
             self.conditioning.note(layer, self.embedding.unsqueeze(2))
         else:
@@ -145,18 +146,18 @@ class Propagation:
         return found.view(len(x), -1).amax(1)
 
     def _check_finite(self, index: int) -> None:
-        """:func:`..dtype_range.finite_state` of the state, block by block."""
+        """:meth:`..dtype_range.RangeWatch.state` of the state, block by block."""
         if self.dtype is torch.float16:
             flat = self.x.flatten(0, 1)
             for rows in self.storage.by_rows(self.plan.blocks.direct_rows, self.x):
-                finite_state(flat[rows], index)
+                self.range.state(flat[rows], index)
 
     def _step(self, sublayer: Sublayer) -> Step:
         """The sublayer as the next one to be gone through."""
-        before, live_before = self._sharing_among(self.reach), self._live(self.extent, self.x)
+        before, live_before = self._sharing_among(self.reach), self._live(self.x)
         self.reach = reach_after(sublayer, self.reach, self.config)
         self.extent = extent_after(sublayer, self.extent, self.config)
-        after, live_after = self._sharing_among(self.reach), self._live(self.extent, self.x)
+        after, live_after = self._sharing_among(self.reach), self._live(self.x)
         step = Step(sublayer, before, after, live_before=live_before, live_after=live_after)
         op = sublayer.ops[0]
         if isinstance(op, Attention) and op.memory is not None and self.config.variant == "paper":
@@ -167,9 +168,11 @@ class Propagation:
         sharing = self._sharing_among(reach_of_convolution(op))
         return dataclasses.replace(step, convolved=Convolved.of(op, self.mixing.member, sharing, self.dtype))
 
-    def _live(self, extent: Reach | None, x: Tensor) -> Live | None:
+    def _live(self, x: Tensor) -> Live | None:
         """Which sources of a state may have vectors where so much has come to its positions; ``None``: all."""
-        return Live.of(extent, self.seen, x.shape[2], self.config.bias, self.plan.costs.cut)
+        if self.seen is None or self.extent is None or self.reach is None:
+            return None
+        return Live.of(self.extent, self.reach, self.seen, x.shape[2], self.config.bias, self.plan.costs.cut)
 
     def _sharing_among(self, reach: Reach | None) -> Sharing:
         """How biases reach the sources that have come so far."""
@@ -282,7 +285,8 @@ class Propagation:
         apart = keeps_branch(sublayer, self.config)
         start = None
         if first and not apart:
-            start = first_input(self.embedding, self.linearization.embedding[:, self.own], pre_norm, op, self.config)
+            exact = self.linearization.embedding[:, self.own]
+            start = first_input(self.embedding, exact, pre_norm, op, self.config, self.mixing.doubts)
         if start is not None:
             u, common = start
             pending = attend_first(self.x, u, op, self.mixing, common=common, ride=ride)
@@ -312,7 +316,7 @@ class Propagation:
     def _watched(self, pending: PendingBias | None, step: Step) -> PendingBias | None:
         """A bias whose shares were looked at."""
         if step.live_after is not None and pending is not None and pending.shares is not None:
-            self.leak.watch_shares(pending.shares, step.live_after)
+            self.leak.watch_shares(pending.shares, step.live_after, pending.vector)
         return pending
 
     def _attended(self, sublayer: Sublayer) -> tuple[Tensor, Norm | None]:
@@ -378,10 +382,11 @@ class Propagation:
             return sharing.shares(u.to(wide(u.dtype)), bias)
 
         shares = self.x.new_zeros(b, n, k, dtype=wide(self.dtype))
+        there = (bias != 0).any()
         for block in () if live is None else live.blocks(b, most):
             (u,) = self.workspace.take((1, *block.shape, d))
             some = shares_at(block.constants(u.device), block.take(self.x, u))
-            self.leak.watch(some, block)
+            self.leak.watch(some * there, block)
             block.put(shares, some)
         for rows in self.storage.by_rows(most, self.x) if live is None else ():
             (u,) = self.workspace.take((1, rows.stop - rows.start, k, d))

@@ -20,6 +20,7 @@ from ...errors import InputError
 from ...linearize.layer import Linearization, LinearizedLayer
 from ..attribution import Attribution
 from ..blocks import Workspace
+from ..doubts import Doubts
 from ..dtype_range import check_embedding, finite
 from ..exchange import Exchange
 from ..shape import ModelShape
@@ -27,7 +28,7 @@ from ..shard import Shard
 from ..storage import storage_of
 from ..terms import Terms
 from .answer import answer
-from .checks import check_options, check_positions, count_sources
+from .checks import check_options, check_positions, sources_of_tokens
 from .mixing import Mixing
 from .plan import plan
 from .propagation import Propagation
@@ -105,10 +106,15 @@ def attribute(
         folder,
     )
     with torch.no_grad(), nullcontext() if exchange is None else exchange.together():
-        run = _through(linearization, start)
+        run, sure = _through(linearization, start), False
+        if run.mixing.doubts:  # rare: what was taken for granted on a GPU was not so
+            del run
+            sure = True
+            run = _through(linearization, functools.partial(start, sure=True))
         if run.leak:  # rare: what must be zero in any other model got a share of a bias that is shared among all
             del run
-            run = _through(linearization, functools.partial(start, whole=True))
+            run = _through(linearization, functools.partial(start, whole=True, sure=sure))
+        run.range.settle()
         error = run.conditioning.estimate
         if error is not None and run.shard is not None and run.dtype is torch.float16:
             error = run.shard.exchange.largest(error)  # which follows from the largest vectors, of float16 alone
@@ -143,6 +149,7 @@ def _start(
     layer: LinearizedLayer,
     *,
     whole: bool = False,
+    sure: bool = False,
 ) -> Propagation:
     embedding = linearization.embedding
     dtype = dtype or embedding.dtype
@@ -152,7 +159,8 @@ def _start(
     wanted = check_positions(positions, n)
     if linearization.encoder is not None:
         wanted = tuple(linearization.encoder.in_decoder(torch.tensor(wanted, dtype=torch.int64)).tolist())
-    n_sources = None if sources is None else count_sources(sources, b, n)
+    of_tokens = [] if sources is None else sources_of_tokens(sources, b, n)
+    n_sources = None if sources is None else max(map(max, of_tokens)) + 1
     the_plan = plan(
         ModelShape.from_linearization(linearization, layer, terms),
         n,
@@ -175,6 +183,7 @@ def _start(
     member = torch.arange(n, device=embedding.device).expand(b, n) if sources is None else sources
     shard = None if exchange is None or exchange.ranks == 1 else Shard.of(exchange, the_plan.costs.total)
     workspace = Workspace(the_plan.buffer_numel, dtype, embedding.device)
+    doubts = Doubts(sure, waits=shard is not None)
     mixing = Mixing(
         config.bias,
         config.variant,
@@ -186,8 +195,10 @@ def _start(
         grouped=sources is not None,
         shard=shard,
         storage=states,
+        doubts=doubts,
+        of_tokens=of_tokens,
     )
-    sharing = Sharing(config.bias, backend, shard=shard)
+    sharing = Sharing(config.bias, backend, shard=shard, doubts=doubts)
     return Propagation(linearization, config, the_plan, workspace, mixing, sharing, dtype, wanted, terms, whole)
 
 

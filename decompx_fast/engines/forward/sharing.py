@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from ...linearize.layer import Norm
 from ...ops import activation_, add_norm_, bias_shares, bias_split_, functional_dots, layernorm_, vector_shares
 from ...ops.shares import absolute_similarity, nonzero_sources, safe_norm, size_of
 from ..blocks import wide
+from ..doubts import Doubts
 from ..shard import Shard
 from .live import LiveBlock
 
@@ -27,12 +29,14 @@ class Sharing:
         known: ``[1, p, k]`` under ``equal``: the shares at the positions that are worked on, float32 at least.
         shard: the part of the sources that is here; ``None``: all are. Otherwise the ops share no bias, since they know
             nothing of the others.
+        doubts: what this run takes for granted on a GPU.
     """
 
     rule: str
     backend: str
     known: Tensor | None = None
     shard: Shard | None = None
+    doubts: Doubts = field(default_factory=Doubts)
 
     def at(self, rows: slice | Tensor, block: LiveBlock | None = None) -> Sharing:
         """The same at some positions of the joined axis of batch and positions, among the sources of a block."""
@@ -188,7 +192,8 @@ class Sharing:
         if self.known is not None:
             return self.known
         if self.shard is None:
-            return vector_shares(u, bias.to(u.dtype), rule=self.rule)  # type: ignore[arg-type]
+            look = partial(self.doubts.about, bias=bias)
+            return vector_shares(u, bias.to(u.dtype), rule=self.rule, look=look)  # type: ignore[arg-type]
         bias = bias.to(wide(u.dtype))
         weights = weigh(u, bias / size_of(bias), self.rule, self.backend)
         return self.shard.shares(weights, lambda: nonzero_sources(u), signed=self._signed)[0]
@@ -256,9 +261,19 @@ class ShareCollector:
         like: ``[b, i, k, d]``, the shape and dtype of the vectors.
         backend: of the op that takes the dots.
         shard: the part of the sources that is here; ``None``: all are.
+        doubts: what this run takes for granted on a GPU.
     """
 
-    def __init__(self, bias: Tensor, rule: str, like: Tensor, backend: str, shard: Shard | None = None) -> None:
+    def __init__(
+        self,
+        bias: Tensor,
+        rule: str,
+        like: Tensor,
+        backend: str,
+        shard: Shard | None = None,
+        doubts: Doubts | None = None,
+    ) -> None:
+        self._doubts = Doubts() if doubts is None else doubts
         self._bias = bias.to(wide(like.dtype))
         self._rule = rule
         self._backend = backend
@@ -274,7 +289,7 @@ class ShareCollector:
         self._weights[:, first:, sources] = weights
         self._absent.append((slice(first), sources))
         # Which vectors are zero matters only where the weights add up to nothing, which is rare, and costs a read.
-        if self._rule == "dot" or bool((weights.sum(-1) == 0).any()):
+        if self._rule == "dot" or self._doubts.at_once(z.device, lambda: weights.sum(-1) == 0):
             if self._nonzero is None:
                 self._nonzero = torch.ones_like(self._weights, dtype=torch.bool)
             self._nonzero[:, first:, sources] = nonzero_sources(z)
@@ -288,6 +303,8 @@ class ShareCollector:
         if self._nonzero is not None:
             for rows, sources in self._absent:
                 self._nonzero[:, rows, sources] = False
+        elif self._shard is None and self._weights.device.type != "cpu":
+            self._doubts.about(self._weights.sum(-1) == 0, self._bias)
         if self._shard is None:
             return bias_shares(self._weights, rule="dot", nonzero=self._nonzero)
         return self._shard.shares(self._weights, self._there, signed=self._rule == "dot")[0]

@@ -69,9 +69,11 @@
     return size(found.filter((one) => !one.at.every((k) => data.special[k]))) || size(found) || 1;
   }
 
-  function colour(article, text, name, minus, scale) {
-    const data = read(article), scores = values(data, name, minus), found = pieces(text, scores);
-    const full = scale || scaleOf(data, found);
+  const colour = (article, text, name, minus, scale) => paint(text, read(article), values(read(article), name, minus), scale);
+
+  // The colours of a text; the score of the full one.
+  function paint(text, data, scores, scale) {
+    const found = pieces(text, scores), full = scale || scaleOf(data, found);
     const mass = scores.reduce((total, score) => total + Math.abs(score), 0) || 1;
     for (const { node, at, score } of found) {
       const share = Math.min(1, Math.abs(score) / full), seen = share >= VISIBLE;
@@ -100,12 +102,15 @@
     const bar = make("div", { className: "dx-tools" }, make("label", {}, "Target ", target));
     if (data.names.length > 1) bar.append(make("label", {}, "beside it ", other));
     if (articles.length > 1) {
-      const pin = make("button", { type: "button", textContent: "Set aside" });
-      pin.addEventListener("click", () => setAside(article));
-      bar.append(pin);
+      article.dxPin = make("button", { type: "button", textContent: "Set aside" });
+      article.dxPin.setAttribute("aria-pressed", "false");
+      article.dxPin.addEventListener("click", () => setAside(article));
+      bar.append(article.dxPin);
     }
     texts[0].before(bar);
     texts[texts.length - 1].after(says);
+    const heads = JSON.parse(article.querySelector(".dx-head").dataset.heads || "{}");
+    article.dxTarget = () => target.value;
     article.dxPaint = () => {
       if (state.target !== null && data.names.includes(state.target) && state.target !== article.dxGlobal) {
         target.value = article.dxGlobal = state.target;
@@ -115,18 +120,26 @@
       let full = 0;
       for (const one of texts) full = Math.max(full, colour(article, one, target.value, undefined, shared));
       if (other.value && other.value !== target.value) beside(article, texts, target.value, other.value, shared);
-      const explained = article.querySelector("[data-explained]");
-      if (explained) {
-        const value = data.model[columnOf(data, target.value)];
-        explained.replaceChildren(make("b", {}, make("bdi", {}, target.value)), value ? `, ${explained.dataset.explained} ${value}` : "");
-      }
-      const of = { low: written(-full), high: written(full), name: target.value, range: "" };
+      head(article, target.value, heads[target.value]);
+      const scores = values(data, target.value);
+      const range = `scores from ${written(Math.min(...scores))} to ${written(Math.max(...scores))}`;
+      const of = { low: written(-full), high: written(full), name: target.value, range };
       article.querySelectorAll("[data-legend]").forEach((node) => (node.textContent = of[node.dataset.legend] ?? ""));
     };
-    target.addEventListener("change", article.dxPaint);
-    other.addEventListener("change", article.dxPaint);
+    for (const one of [target, other]) one.addEventListener("change", () => { article.dxPaint(); layAside(); });
     for (const one of texts) explore(one, says, () => target.value);
     article.dxPaint();
+  }
+
+  // What is said above a text of the target that colours it: nothing else where the page has only one.
+  function head(article, name, told) {
+    if (!told) return;
+    const [value, total, status, extent, sound] = told, part = (of) => article.querySelector(`[data-${of}]`);
+    part("explained").replaceChildren(make("b", {}, make("bdi", {}, name)), `, ${value}`);
+    part("sum").textContent = total;
+    part("status").textContent = status;
+    part("extent").textContent = extent;
+    part("extent").className = sound ? "dx-sound" : "dx-unsound";
   }
 
   // One map of layers at a time, chosen by a slider, and what is under the pointer.
@@ -141,6 +154,7 @@
       maps.classList.toggle("dx-one-map", at >= 0);
       figures.forEach((figure, n) => (figure.hidden = at >= 0 && n !== at));
       says.textContent = at < 0 ? "all layers" : figures[at].querySelector("figcaption").textContent;
+      range.setAttribute("aria-valuetext", says.textContent);
     };
     range.addEventListener("input", show);
     for (const image of maps.querySelectorAll("img")) {
@@ -186,6 +200,7 @@
       text.querySelectorAll(".dx-here").forEach((one) => one.classList.remove("dx-here"));
       node.classList.add("dx-here");
       says.replaceChildren(make("b", {}, make("bdi", {}, node.textContent)), " ", node.title);
+      at = nodes().indexOf(node);
     };
     text.tabIndex = 0;
     text.setAttribute("role", "group");
@@ -195,12 +210,12 @@
       if (node) tell(node);
     });
     text.addEventListener("keydown", (event) => {
-      const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1, Home: -Infinity, End: Infinity }[event.key];
+      const right = getComputedStyle(text).direction === "rtl" ? -1 : 1;
+      const step = { ArrowRight: right, ArrowDown: 1, ArrowLeft: -right, ArrowUp: -1, Home: -Infinity, End: Infinity }[event.key];
       if (step === undefined) return;
       event.preventDefault();
       const all = nodes();
-      at = Math.max(0, Math.min(all.length - 1, at + step));
-      tell(all[at]);
+      tell(all[Math.max(0, Math.min(all.length - 1, at + step))]);
     });
   }
 
@@ -221,28 +236,61 @@
     return scales.get(key);
   }
 
-  const repaint = () => articles.forEach((article) => article.dxPaint && article.dxPaint());
+  const repaint = () => {
+    articles.forEach((article) => article.dxPaint && article.dxPaint());
+    layAside();
+  };
 
-  // Two texts side by side.
+  // Two texts side by side; of two explanations of the same sources their difference, too.
   const pinned = [];
   function setAside(article) {
     const index = pinned.indexOf(article);
     if (index >= 0) pinned.splice(index, 1);
     else pinned.push(article);
     if (pinned.length > 2) pinned.shift();
+    for (const one of articles) one.dxPin?.setAttribute("aria-pressed", pinned.includes(one));
+    layAside();
+  }
+
+  function layAside() {
     document.querySelector(".dx-aside")?.remove();
     if (!pinned.length) return;
     const aside = make("section", { className: "dx-aside" });
     aside.setAttribute("aria-label", "set aside");
     for (const one of pinned) {
       const copy = one.cloneNode(true);
+      copy.hidden = false;
       copy.querySelectorAll(".dx-tools, .dx-says, details, [id]").forEach((node) => node.remove());
+      copy.querySelectorAll("[tabindex]").forEach((node) => node.removeAttribute("tabindex"));
       const back = make("button", { type: "button", textContent: "Put back" });
-      back.addEventListener("click", () => setAside(one));
-      copy.prepend(back);
+      back.addEventListener("click", () => {
+        setAside(one);
+        (document.querySelector(".dx-aside button") ?? one.dxPin).focus(); // this button is gone
+      });
+      copy.prepend(make("div", { className: "dx-tools" }, back));
       aside.append(copy);
     }
+    if (pinned.length === 2) aside.append(...less(...pinned));
     articles[0].parentNode.insertBefore(aside, first());
+  }
+
+  // The chosen target of one explanation less that of another, where both have the same sources.
+  function less(one, other) {
+    const [a, b] = [one, other].map(read), [name, minus] = [one, other].map((article) => article.dxTarget());
+    if (a.labels.join("\n") !== b.labels.join("\n")) return [];
+    const of = values(b, minus), scores = values(a, name).map((score, k) => score - of[k]);
+    const box = make("article", { className: "decompx-fast dx-less" }), note = make("p", { className: "dx-note" });
+    box.append(note);
+    let full = 0;
+    for (const text of one.querySelectorAll(".dx-text:not(.dx-beside)")) {
+      const copy = text.cloneNode(true);
+      copy.removeAttribute("tabindex");
+      box.append(copy);
+      full = Math.max(full, paint(copy, a, scores));
+    }
+    const called = (article, target) => [article.dataset.place, target].filter(Boolean).join(", ");
+    note.append("Difference: ", make("bdi", {}, called(one, name)), " less ", make("bdi", {}, called(other, minus)), `, full at ${written(full)}; green is more in the first`);
+    return [box];
   }
 
   const first = () => document.querySelector("main > article.dx-one");
@@ -255,7 +303,7 @@
     const label = make("select", {}, make("option", { value: "", textContent: "all" }));
     labels.forEach((name) => label.append(make("option", { value: name, textContent: name })));
     const order = make("select");
-    for (const [value, name] of [["", "as given"], ["p", "probability, lowest first"], ["-p", "probability, highest first"], ["-error", "completeness error"], ["label", "label"], ["-n", "length"]])
+    for (const [value, name] of [["", "as given"], ["p", "probability, lowest first"], ["-p", "probability, highest first"], ["-error", "completeness error"], ["label", "predicted label"], ["-n", "length"]])
       order.append(make("option", { value, textContent: name }));
     const target = make("select", {}, make("option", { value: "", textContent: "of each text" }));
     targets.forEach((name) => target.append(make("option", { value: name, textContent: name })));
@@ -263,7 +311,7 @@
     const count = make("p", { className: "dx-note" });
     count.setAttribute("role", "status");
     const bar = make("form", { className: "decompx-fast dx-tools dx-all" },
-      make("label", {}, "Search ", search), make("label", {}, "Label ", label), make("label", {}, "Order ", order),
+      make("label", {}, "Search ", search), make("label", {}, "Predicted ", label), make("label", {}, "Order ", order),
       make("label", {}, "Target ", target), make("label", {}, words, " words"), make("label", {}, shared, " one scale for all"), count);
     bar.setAttribute("aria-label", "texts");
     bar.addEventListener("submit", (event) => event.preventDefault());
