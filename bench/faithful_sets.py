@@ -61,8 +61,8 @@ python bench/faithful_sets.py --work FOLDER --page FILE
 ```
 
 with the numbers of texts and methods of each table (`--texts`, `--only`, `--methods`), with seed {seed}, on one thread
-beside other jobs, by the wall, so that seconds are rough; those of tweets say nothing, since the process was stopped
-now and then. In brackets: 95 % intervals, by a bootstrap over texts. The best AOPC
+beside other jobs, stopped now and then, by the wall, so that seconds compare within a table at best. In brackets: 95 %
+intervals, by a bootstrap over texts. The best AOPC
 first. Bold: ahead of every method of the other kind, DecompX or not, with the whole interval of the difference on the
 same texts. `sets.json` has the numbers.
 """
@@ -78,9 +78,8 @@ RUNS = (
     Run("tweets", "demo", "tweet-snippets", "tweets, the demo model"),
     Run("products", "demo", "product-snippets", "product reviews, the demo model"),
     Run("editorials", "demo", "editorial-snippets", "sentences of editorials, the demo model"),
-    Run("questions", "questions", "questions.csv", "pairs of a question and a movie snippet, three layers"),
     Run("three-layers", "three-layers", "movies.csv", "movie snippets, three layers"),
-    Run("agreement", "agreement", "agreement.csv", "pairs of movie snippets that agree or not, three layers"),
+    Run("two-reviews", "two-reviews", "two-reviews.csv", "pairs of movie snippets, three layers"),
     Run("sanity", "three-layers", "short.csv", "movie snippets of up to ten words, three layers", sanity=12),
 )
 
