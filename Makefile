@@ -16,7 +16,7 @@ export PYTHONDONTWRITEBYTECODE :=
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test test-quick test-levels test-oldest test-wheel lint native-check compile-gate docs bench \
+.PHONY: help demo test test-quick check test-levels test-oldest test-wheel lint native-check compile-gate docs bench \
 	device-check clean
 
 help:
@@ -32,6 +32,8 @@ test: .venv/installed-test  ## run the tests
 
 test-quick: .venv/installed-test  ## run a few cases of each test that takes milliseconds
 	@$(BIN)/python -m pytest -q $(SPREAD) --quick
+
+check: lint test-quick  ## before a commit: style, types and the quick tests
 
 # Where a processor's kind decides what is computed how. What this one has not runs lowered to AVX2.
 LEVELS := portable avx2 avx512 avx512_bf16 amx
