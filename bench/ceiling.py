@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from conftest import copy_bytes_per_s, matmul_flops_per_s
 from long_inputs import processor
 from transformers import BertConfig, BertForSequenceClassification
 
@@ -104,6 +103,8 @@ def moved_bytes(case: Case, dtype: torch.dtype) -> int:
 
 def measure(case: Case, dtype: torch.dtype, rounds: int) -> dict[str, Any]:
     """One case: its floor and its time in each round, seconds of the clock."""
+    from conftest import copy_bytes_per_s, matmul_flops_per_s  # of the benchmarks: the tests have one of that name, too
+
     model, inputs = build(case)
     planned = DecompX(model).plan(
         case.tokens, sources=case.sources, batch=case.batch, engine="forward", dtype=dtype, path=case.path

@@ -34,8 +34,10 @@ def not_measured(name: str) -> list[str]:
 PAGES = {
     "amd-epyc-2-threads": made_by("report", "markdown"),
     "architectures": made_by("architectures", "markdown", lambda found: (found["rows"], "COMMAND")),
+    "ceiling": made_by("ceiling", "table"),
     "compile": made_by("compile_report", "render"),
     "compile_cuda": made_by("compile_report", "render_cuda"),
+    "faithfulness/rationale-classifiers": made_by("rationale_classifiers", "table"),
     "focus": made_by("focus", "markdown"),
     "long-decoder": made_by("long_decoder", "table"),
     "long-inputs-cpu": made_by("long_inputs", "markdown"),
