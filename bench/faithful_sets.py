@@ -230,6 +230,7 @@ def numbers(work: Path) -> dict[str, Any]:
     for run in RUNS:
         if (work / run.name / "finished.json").exists():
             found[run.name] = json.loads((work / run.name / "summary.json").read_text("utf-8"))
+            found[run.name]["model"] = run.model  # not where it was
             for method in found[run.name]["methods"].values():
                 del method["curves"]
     return found
