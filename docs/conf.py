@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 from decompx_fast import __version__
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent / "tools"))
+
+import docs_figures  # noqa: E402  (of the tools)
+
+docs_figures.write_page(HERE / "_static" / "page.html")
 
 project = "decompx_fast"
 author = "the developers of decompx_fast"
