@@ -182,6 +182,19 @@ def test_what_is_shared_among_all_reaches_the_later_ones_too(monkeypatch, shape,
     assert len(runs) == 2  # not for nothing
 
 
+@pytest.mark.parametrize("thin", [1, 2, 4, 8])
+@pytest.mark.parametrize(
+    "sources", [[0, 1, 1, 0, 1, 1, 1, 1, 1, 1, 1, 0], [1, 2, 1, 0, 1, 2], [1, 1, 0, 2, 0, 1, 2, 2, 2]]
+)
+def test_what_is_shared_within_a_block_is_seen(poisoned, monkeypatch, sources, thin):
+    """The last block of rows has all groups, and its first rows do not: an attention of the next layer begins with a
+    group behind these rows."""
+    monkeypatch.setattr(live, "THIN_ON_CPU", thin)
+    model = random_model("gpt", 3, n=len(sources), b=1, layers=2, position=-1)
+    model.embedding[:, 0] = 0
+    check_same(model, DecompXConfig(), sources=torch.tensor([sources]))
+
+
 @pytest.mark.parametrize("groups", [None, 4])
 @pytest.mark.parametrize("thin", [0, 8])
 @pytest.mark.parametrize("shape", ["gpt", "rms_gated", "post_norm_causal"])

@@ -96,9 +96,8 @@ class Costs:
 
     @property
     def cuts(self) -> bool:
-        """Whether vectors that must be zero are left out, and for that, blocks of the state copied. Not of groups:
-        where a token's vector is zero, a bias that is shared among all of them was not always seen."""
-        return self.shape.lags and self.ranks == 1 and not self.on_disk and not self.grouped
+        """Whether vectors that must be zero are left out, and for that, blocks of the state copied."""
+        return self.shape.lags and self.ranks == 1 and not self.on_disk
 
     @property
     def cut(self) -> tuple[int, int]:

@@ -6,7 +6,8 @@ rows is copied without them, computed, and put back; an attention takes a block 
 reach.
 
 One rule gives zeros something after all: a bias whose vectors are all zero is shared among all sources. A block takes
-along one source more than may live, which shows it (:meth:`Live.block`, :class:`Leak`).
+along one source more than may live, so that at each of its positions there is a source which shows it
+(:meth:`Live.block`, :class:`Leak`).
 """
 
 from __future__ import annotations
@@ -123,11 +124,11 @@ class Live:
     def block(self, items: slice, rows: slice) -> LiveBlock:
         """Some positions of some inputs, with the sources that live at any of them, and one more whose vectors are zero
         unless a bias was shared among all."""
-        stop, most = self.stops[rows.stop - 1], self.k - self._collects
+        stop, most, n = self.stops[rows.stop - 1], self.k - self._collects, len(self.stops)
+        watched = self.stops_there[rows] if self.rule in VECTOR_RULES and self.stops[rows.start] < most else None
         if stop >= most:
-            return LiveBlock(items, rows, len(self.stops), self.k, False, None)
-        watched = self.rule in VECTOR_RULES
-        return LiveBlock(items, rows, len(self.stops), stop + watched, self._collects, stop if watched else None)
+            return LiveBlock(items, rows, n, self.k, False, watched)
+        return LiveBlock(items, rows, n, stop + (watched is not None), self._collects, watched)
 
     def blocks(self, batch: int, most: int) -> Iterator[LiveBlock]:
         """All positions of so many inputs, at most ``most`` of them at a time."""
@@ -150,7 +151,8 @@ class LiveBlock:
         items, rows: which positions, of inputs of ``n``.
         stop: how many sources, from the first on.
         last: whether the last source belongs to them too.
-        watched: which of them is zero, if no bias was shared among all; ``None`` where nobody need look.
+        watched: for each of the rows ``[i]`` which source is zero, if no bias was shared among all, and is there if it
+            is one of the block's; ``None`` where nobody need look.
     """
 
     items: slice
@@ -158,7 +160,7 @@ class LiveBlock:
     n: int
     stop: int
     last: bool
-    watched: int | None
+    watched: Tensor | None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -212,8 +214,12 @@ class Leak:
 
     def watch(self, x: Tensor, block: LiveBlock) -> None:
         """Look at vectors ``[1, p, s, d]``, or shares ``[1, p, s]``, of a block."""
-        if block.watched is not None:
-            self._note(x[:, :, block.watched])
+        if block.watched is None:
+            return
+        first = block.watched.repeat(block.items.stop - block.items.start)  # [p]
+        at = first.clamp_max(block.stop - 1).view(1, -1, 1, *[1] * (x.ndim - 3))
+        found = x.gather(2, at.expand(1, -1, 1, *x.shape[3:])) != 0
+        self._note(found & (first < block.stop).view_as(at))
 
     def watch_shares(self, shares: Tensor, live: Live, bias: Tensor) -> None:
         """Look at the shares of all sources ``[b, i, k]`` in a bias ``[d]`` or ``[b, i, d]``; one of zeros is
